@@ -24,7 +24,7 @@ class UpstreamEvent(msgspec.Struct, frozen=True, gc=False):
     index: Its (first) choice; None if it has none.
     text: All generated text in it, of any kind.
     finished: Why the choice ended: "length" if it was cut short, else "stop"; None if it did not.
-    has_odd_end: Its finish reason is not a known one, and does not end the choice.
+    is_odd: Clients may fail for its form, or it is read here only in part: it must be repaired.
     is_beginning: It precedes all generated text, and need not be passed on at once.
     is_end: The answer is complete.
     is_known: It could be read.
@@ -41,8 +41,8 @@ class UpstreamEvent(msgspec.Struct, frozen=True, gc=False):
     is_known: bool = True
     generated: int | None = None
     error: UpstreamError | None = None
-    has_odd_end: bool = False
     is_noise: bool = False
+    is_odd: bool = False
 
 
 class UpstreamAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -153,6 +153,9 @@ class UpstreamReader(Protocol):
     def read_event(self, event: bytes) -> UpstreamEvent:
         """Return the content of an event of a stream, whatever it contains."""
 
+    def repair(self, event: bytes) -> list[bytes]:
+        """Return an odd event as usual ones: each has one choice at most, and no unknown finish reason."""
+
     def read_response(self, body: bytes) -> UpstreamAnswer:
         """Return the content of a whole response. Raises `ValueError` if it is not a JSON object."""
 
@@ -160,7 +163,10 @@ class UpstreamReader(Protocol):
         """Return an event without the finish reason of its choice. Everything else stays."""
 
     def only_end(self, event: bytes) -> bytes:
-        """Return an event without text, in which its choice ends: as it says, or else by itself."""
+        """Return an event like this one in which the choice ends: as it says, or else by itself.
+
+        It has no text. It is empty if the dialect's events have no such member.
+        """
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
         """Return an event with its text cut to `text`, its last part. Everything else stays.

@@ -1,8 +1,7 @@
 """Odd streams of other servers: whatever stands between the pieces, the client gets the text and one end.
 
-Each odd event stands first, in the middle and last in a stream of chunks, which is relayed to a client of
-OpenAI's API and translated for all other clients. Streams that the readers of other dialects get are in the
-second half.
+The streams of all dialects are relayed; those of chats are translated, too. Each is compared with the same
+stream without its oddity, and its text with the plain concatenation of the pieces.
 """
 
 import json
@@ -13,16 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from answer.test_relay import _FakeResponse
+from answer.test_translation import translated_job
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.relayed_stream import RelayedStream
 from fairlead.answer.translation import TranslatedStream
 from fairlead.answer.upstream_stream import RelayFailed
-from fairlead.errors import NodeFailed, NodeFull, NodeRefused
-from nodes.listening import relayed_job
-from upstream_readers import CHAT_READER, READERS
+from fairlead.errors import NodeFull, NodeLimited, NodeRefused, NodeUnsuited
+from fairlead.http.server_sent_events import is_comment, split_events
+from fronts.test_full_nodes import run_job
+from nodes.listening import CHAT, generated, relayed_job
+from nodes.scripted import full_response, node, scripted
+from nodes.stub_server import stream_events, text
+from upstream_readers import READERS
 
-ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 WORDS = ["Hello", " there", ",", " friend", "."]
+DONE = b"data: [DONE]\n\n"
 
 
 def event(document, name=None):
@@ -30,228 +34,420 @@ def event(document, name=None):
     return f"{line}data: {document if isinstance(document, str) else json.dumps(document)}\n\n".encode()
 
 
-def piece(text=None, finish_reason=None, index=0):
-    delta = {} if text is None else {"content": text}
-    return event({"choices": [{"index": index, "delta": delta, "finish_reason": finish_reason}]})
+def chunk(*choices, **more):
+    return event({"id": "c1", "choices": list(choices), **more})
+
+
+def choice(content=None, finish_reason=None, index=0, **delta):
+    said = delta if content is None else {"content": content, **delta}
+    return {"index": index, "delta": said, "finish_reason": finish_reason}
+
+
+def piece(content=None, finish_reason=None, index=0, **delta):
+    return chunk(choice(content, finish_reason, index, **delta))
+
+
+def call(arguments, name=None, position=0):
+    function = {"arguments": arguments, **({"name": name} if name else {})}
+    return {"index": position, "function": function, **({"id": f"call_{position}"} if name else {})}
 
 
 def answer(finish_reason=None, last="stop"):
-    """Return a whole answer, in which all pieces but the last have a finish reason."""
-    return [event(ROLE), *(piece(word, finish_reason) for word in WORDS), piece(None, last), event("[DONE]")]
+    """Return a whole chat, in which all pieces but the last have a finish reason."""
+    return [
+        piece("", role="assistant"),
+        *(piece(word, finish_reason) for word in WORDS),
+        piece(None, last),
+        DONE,
+    ]
 
 
+# What is relayed and translated ----------------------------------------------------------------------
+
+
+async def relayed(reads, *, path=CHAT, n=1):
+    """Return the bytes that the client gets, without comments."""
+    deltas = Deltas(n)
+    job = relayed_job(path, n=n)
+    await RelayedStream("stub", job, READERS[path], deltas, event_bytes=100_000).run(_FakeResponse(*reads))
+    await deltas.ended()
+    raw = b"".join(part for delta in await deltas.take() for part in delta.raw)
+    events = split_events(raw.replace(b"\r\n", b"\n"))
+    return b"".join(each for each in events if not is_comment(each))
+
+
+async def translated(reads, *, path=CHAT, n=1):
+    """Return the text, the calls and the end of each choice, and the tokens of all."""
+    assert path == CHAT
+    job = translated_job(n=n)
+    deltas = Deltas(n)
+    stream = TranslatedStream("stub", job, job.relay.chat, deltas, event_bytes=100_000)
+    await stream.run(_FakeResponse(*reads))
+    await deltas.ended()
+    said = {index: ["", []] for index in range(n)}
+    tokens = 0
+    for delta in await deltas.take():
+        assert len(said[delta.index]) == 2, "nothing follows the end"
+        said[delta.index][0] += delta.reasoning + delta.text
+        said[delta.index][1] += delta.calls
+        said[delta.index] += [delta.finish_reason] if delta.finish_reason else []
+        tokens += delta.relayed_tokens
+    return said, tokens
+
+
+def chunks_of(raw):
+    """Return the chunks that the client reads. `openai` fails unless each has a list of choices."""
+    data = [part.strip(b"\n").removeprefix(b"data: ") for part in raw.split(b"\n\n")[:-1]]
+    assert data[-1] == b"[DONE]"
+    chunks = [json.loads(one) for one in data[:-1]]
+    assert all(isinstance(each["choices"], list) for each in chunks)
+    return chunks
+
+
+def text_of(raw, index=0):
+    """Return the text of a choice, after checking that it has one end, behind all text."""
+    choices = [each for one in chunks_of(raw) for each in one["choices"] if each["index"] == index]
+    reasons = [each["finish_reason"] for each in choices]
+    assert reasons[:-1] == [None] * (len(reasons) - 1)
+    assert reasons[-1] in ("stop", "length", "tool_calls")
+    return "".join(each["delta"].get("content") or "" for each in choices)
+
+
+# The matrix: an odd event at any place of any stream -------------------------------------------------
+
+TOOLS = [
+    piece("", role="assistant"),
+    piece(tool_calls=[call("", "look")]),
+    piece(tool_calls=[call('{"at": ')]),
+    piece(tool_calls=[call("1}")]),
+    piece(None, "tool_calls"),
+    DONE,
+]
+TWO = stream_events(CHAT, {"n": 2, "stream_options": {"include_usage": True}}, 4, 1)
+STREAMS = {
+    "chat": (CHAT, 1, answer()),
+    "usage": (CHAT, 1, stream_events(CHAT, {"stream_options": {"include_usage": True}}, 4, 1)),
+    "two choices": (CHAT, 2, TWO),
+    "calls": (CHAT, 1, TOOLS),
+    **{
+        path: (path, 1, stream_events(path, {}, 4, 1))
+        for path in ("/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+    },
+}
+
+OBJECTS = ["null", "5", "[]", '"ping"', "{}", '{"status": "processing"}', '{"id": "c1", "choices": null}']
+OF_CHUNKS = ['{"type": "ping"}', '{"id": "c1", "choices": []}', '{"error": null}', '{"error": ""}']
 NOISE = {
-    "ping": event({"type": "ping"}, "ping"),
-    "heartbeat": event("heartbeat", "heartbeat"),
-    "comment": b": keep-alive\n\n",
-    "choices: null": event({"id": "c1", "choices": None}),
-    "no choices": event({"id": "c1", "choices": []}),
-    "data: null": event("null"),
-    "no data": b"data:\n\n",
-    "a number": event("5"),
-    "another object": event({"status": "processing"}),
-    "only an id": b"id: 7\nretry: 10\n\n",
+    "objects": [event(one) for one in OBJECTS],
+    "objects with a name": [event(one, "heartbeat") for one in OBJECTS],
+    "no object": [event("heartbeat"), b"data:\n\n", b"data\n\n", b"event: ping\n\n", event("", "ping")],
+    "no data": [b": keep-alive\n\n", b"id: 7\nretry: 10\n\n", b"\n\n"],
+    "unknown types": [event({"type": "keepalive", "sequence_number": 3}), event({"type": "heartbeat"}, "x")],
 }
 
 
-async def relayed(events, reads=None, n=1):
-    """Return what a client of OpenAI's API reads: its events, by the `openai` package's rules."""
-    deltas = Deltas(n)
-    stream = RelayedStream("stub", relayed_job(n=n), CHAT_READER, deltas, event_bytes=100_000)
-    await stream.run(_FakeResponse(*(reads or events)))
-    await deltas.ended()
-    raw = b"".join(part for delta in await deltas.take() for part in delta.raw)
-    data = [line[6:] for line in raw.decode().split("\n") if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(one) for one in data[:-1]]
+@pytest.mark.parametrize(("stream", "kind"), [*product(STREAMS, NOISE)])
+async def test_event_that_says_nothing_changes_nothing_at_any_place(stream, kind):
+    path, n, events = STREAMS[stream]
+    noise = NOISE[kind]
+    if path.startswith("/api/"):
+        noise = [one.encode() + b"\n" for one in OBJECTS] + [b"\n", b"keep-alive\n"]
+    elif n == 2 or path in (CHAT, "/v1/completions"):
+        noise = noise + [event(one) for one in OF_CHUNKS]
+    plain = await relayed(events, path=path, n=n)
+    for odd, place in product(noise, (0, 1, len(events) // 2, len(events) - 1)):
+        noisy = [*events[:place], odd, *events[place:]]
+        for reads in (noisy, [b"".join(noisy)]):
+            assert await relayed(reads, path=path, n=n) == plain
+            if path == CHAT:
+                assert await translated(reads, n=n) == await translated(events, n=n)
 
 
-def text_of(chunks, index=0):
-    """Return the text of a choice, after checking that it has one end, behind all text."""
-    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
-    reasons = [choice["finish_reason"] for choice in choices]
-    assert reasons[:-1] == [None] * (len(reasons) - 1)
-    assert reasons[-1] in ("stop", "length")
-    return "".join(choice["delta"].get("content") or "" for choice in choices)
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_stream_without_oddities_is_relayed_as_it_is(stream):
+    path, n, events = STREAMS[stream]
+    raw = await relayed(events, path=path, n=n)
+    assert sorted(raw.split(b"\n")) == sorted(b"".join(events).split(b"\n"))
+    if n == 1:
+        assert raw == b"".join(events)
+    else:
+        assert [text_of(raw, index) for index in range(n)] == [text(4)] * n
 
 
-async def translated(events, reads=None):
-    job = relayed_job()
-    deltas = Deltas(1)
-    await TranslatedStream("stub", job, chat_of(job), deltas, event_bytes=100_000).run(
-        _FakeResponse(*(reads or events))
-    )
-    await deltas.ended()
-    taken = await deltas.take()
-    assert [delta.finish_reason for delta in taken if delta.finish_reason] == ["stop"]
-    assert taken[-1].finish_reason == "stop"
-    return "".join(delta.text for delta in taken)
+async def test_noise_is_bounded_between_two_texts():
+    ping = event({"type": "ping"})
+    for run in (relayed, translated):
+        with pytest.raises(RelayFailed, match=r"events without content|bytes beside its answer"):
+            await run([ping * 11_000, *answer()])
+        often = [each for word in WORDS * 200 for each in (ping * 9, piece(word))]
+        assert await run([*often, *answer()]) == await run([*map(piece, WORDS * 200), *answer()])
 
 
-def chat_of(job):
-    from answer.test_translation import translated_job
-
-    return translated_job().relay.chat
-
-
-def with_odd(odd, place):
-    events = answer()
-    events.insert({"first": 0, "middle": 4, "last": len(events) - 1}[place], odd)
-    return events
-
-
-@pytest.mark.parametrize(("odd", "place"), [*product(NOISE, ["first", "middle", "last"])])
-async def test_event_that_says_nothing_reaches_no_client(odd, place):
-    events = with_odd(NOISE[odd], place)
-    assert await relayed(events) == await relayed(answer())
-    assert await relayed(None, [b"".join(events)]) == await relayed(answer())
-    assert await translated(events) == "".join(WORDS)
-
+# Ends ------------------------------------------------------------------------------------------------
 
 ENDS = {
     "empty": answer(""),
+    "empty in the first": [piece("", "", role="assistant"), *answer()[1:]],
     "the word null": answer("null"),
     "unknown words": answer("in_progress"),
     "an end in every chunk": answer("stop", last="stop"),
-    "an end in every chunk with text, and none alone": [*answer("stop")[:-2], event("[DONE]")],
-    "an empty word to the end": [*answer("")[:-2], event("[DONE]")],
-    "no end": [*answer()[:-2], event("[DONE]")],
-    "two ends": [*answer()[:-1], piece(None, "stop"), event("[DONE]")],
-    "usage behind the end": [
-        *answer()[:-1],
-        event({"choices": [], "usage": {"completion_tokens": 5}}),
-        event("[DONE]"),
-    ],
+    "an end in every chunk with text, and none alone": [*answer("stop")[:-2], DONE],
+    "an empty word to the end": [*answer("")[:-2], DONE],
+    "no end": [*answer()[:-2], DONE],
+    "two ends": [*answer()[:-1], piece(None, "stop"), DONE],
+    "usage behind the end": [*answer()[:-1], chunk(usage={"completion_tokens": 5}), DONE],
+    "usage beside null": [*answer()[:-1], event({"choices": None, "usage": {"completion_tokens": 5}}), DONE],
+    "usage alone": [*answer()[:-1], event({"usage": {"completion_tokens": 5}}), DONE],
     "text behind the end": [*answer()[:4], piece(None, "stop"), *answer()[4:]],
+    "text behind all": [*answer(), piece("more")],
 }
 
 
 @pytest.mark.parametrize("name", ENDS)
 async def test_client_gets_the_whole_text_and_one_end_behind_it(name):
-    events = ENDS[name]
-    for reads in (events, [b"".join(events)]):
-        chunks = await relayed(events, reads)
-        if name == "no end":
-            assert "".join(
-                choice["delta"]["content"] for each in chunks for choice in each["choices"]
-            ) == "".join(WORDS)
-        else:
-            assert text_of([each for each in chunks if each["choices"]]) == "".join(WORDS)
-        assert await translated(events, reads) == "".join(WORDS)
+    for reads in (ENDS[name], [b"".join(ENDS[name])]):
+        raw = await relayed(reads)
+        assert text_of(raw) == "".join(WORDS)
+        said, _ = await translated(reads)
+        assert said == {0: ["".join(WORDS), [], "stop"]}
+    has_usage = name.startswith("usage")
+    assert [each["usage"] for each in chunks_of(raw) if "usage" in each] == [
+        {"completion_tokens": 5}
+    ] * has_usage
 
 
-async def test_end_of_each_of_two_choices_stands_behind_its_own_text():
-    events = [
+TWO_ENDS = {
+    "apart": [
         piece("a", "stop", 0),
         piece("x", "stop", 1),
         piece("b", "stop", 0),
         piece("y", "length", 1),
-        event("[DONE]"),
-    ]
-    chunks = await relayed(events, n=2)
-    assert (text_of(chunks, 0), text_of(chunks, 1)) == ("ab", "xy")
+        DONE,
+    ],
+    "in one chunk": [
+        chunk(choice("a", "stop", 0), choice("x", "", 1)),
+        chunk(choice("b", "stop", 0), choice("y", "length", 1), usage={"completion_tokens": 4}),
+        DONE,
+    ],
+    "of one alone": [
+        piece("x", None, 1),
+        chunk(choice("ab", "stop"), choice("y", None, 1)),
+        piece(None, "length", 1),
+        DONE,
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TWO_ENDS)
+async def test_end_of_each_of_two_choices_stands_behind_its_own_text(name):
+    raw = await relayed(TWO_ENDS[name], n=2)
+    assert (text_of(raw, 0), text_of(raw, 1)) == ("ab", "xy")
+    said, _ = await translated(TWO_ENDS[name], n=2)
+    assert said == {0: ["ab", [], "stop"], 1: ["xy", [], "length"]}
+
+
+async def test_calls_that_end_in_every_chunk_are_whole():
+    events = [each.replace(b'"finish_reason": null', b'"finish_reason": "tool_calls"') for each in TOOLS]
+    chunks = chunks_of(await relayed(events))
+    pieces = [one["choices"][0]["delta"].get("tool_calls", []) for one in chunks]
+    assert "".join(part["function"]["arguments"] for each in pieces for part in each) == '{"at": 1}'
+    assert [one["choices"][0]["finish_reason"] for one in chunks] == [None] * 4 + ["tool_calls"]
+    assert await translated(events) == await translated(TOOLS)
+
+
+async def test_choice_that_never_began_gets_no_end():
+    chunks = chunks_of(await relayed(answer(), n=2))
+    assert {each["index"] for one in chunks for each in one["choices"]} == {0}
 
 
 @pytest.mark.parametrize("whole", [answer(), answer("stop")])
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
 async def test_last_event_needs_no_empty_line(whole, end):
     body = b"".join(whole).removesuffix(b"\n\n") + end
-    assert text_of(await relayed(None, [body])) == "".join(WORDS)
-    assert await translated(None, [body]) == "".join(WORDS)
+    assert text_of(await relayed([body])) == "".join(WORDS)
+    assert (await translated([body]))[0] == {0: ["".join(WORDS), [], "stop"]}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat"])
+async def test_last_event_of_other_dialects_needs_no_empty_line(path):
+    body = b"".join(stream_events(path, {}, 4, 1))
+    assert (await relayed([body.rstrip(b"\n")], path=path)).rstrip(b"\n") == body.rstrip(b"\n")
 
 
 async def test_half_an_event_at_the_end_is_a_failure():
     for run in (relayed, translated):
         with pytest.raises(RelayFailed, match="before its end"):
-            await run(None, [b"".join(answer()[:5]) + b'data: {"choices": [{"index": 0, "del'])
+            await run([b"".join(answer()[:5]) + b'data: {"choices": [{"index": 0, "del'])
 
+
+# Errors ----------------------------------------------------------------------------------------------
 
 ERRORS = [
-    ({"message": "bad", "type": "invalid_request_error", "code": 400}, NodeRefused, 400),
-    ({"message": "bad", "type": "invalid_request_error", "code": None}, NodeRefused, 400),
-    ({"message": "bad", "code": "context_length_exceeded"}, NodeRefused, 400),
-    ({"message": "bad", "status": 422}, NodeRefused, 422),
-    ({"message": "bad", "code": 429}, NodeFull, None),
-    ({"message": "bad", "code": 500}, RelayFailed, None),
-    ({"message": "bad"}, RelayFailed, None),
-    ("bad", RelayFailed, None),
+    ({"error": {"message": "bad", "type": "invalid_request_error", "code": 400}}, NodeRefused, 400),
+    ({"error": {"message": "bad", "type": "invalid_request_error", "code": None}}, NodeRefused, 400),
+    ({"error": {"message": "bad", "type": "BadRequestError", "code": "x"}}, NodeRefused, 400),
+    ({"error": {"message": "bad", "code": "context_length_exceeded"}}, NodeRefused, 400),
+    ({"error": {"message": "bad", "code": "422"}}, NodeRefused, 422),
+    ({"error": {"message": "bad", "status": 422}}, NodeRefused, 422),
+    ({"error": "bad", "code": 413}, NodeRefused, 413),
+    ({"error": "bad", "error_type": "validation"}, NodeRefused, 400),
+    ({"object": "error", "message": "bad", "code": 400}, NodeRefused, 400),
+    ({"detail": "bad", "status": 422}, NodeRefused, 422),
+    ({"type": "error", "error": {"type": "invalid_request_error", "message": "bad"}}, NodeRefused, 400),
+    ({"error": {"message": "bad", "code": 404}}, NodeUnsuited, None),
+    ({"error": {"message": "bad", "code": 429}}, NodeLimited, None),
+    ({"error": {"message": "bad", "code": "rate_limit_exceeded"}}, NodeLimited, None),
+    ({"error": {"message": "bad", "code": 503}}, NodeFull, None),
+    ({"type": "error", "error": {"type": "overloaded_error", "message": "bad"}}, NodeFull, None),
+    ({"error": {"message": "bad", "code": 500}}, RelayFailed, None),
+    ({"error": {"message": "bad", "code": 200}}, RelayFailed, None),
+    ({"error": {"message": "bad"}}, RelayFailed, None),
+    ({"error": "bad"}, RelayFailed, None),
+    ({"object": "error", "message": "bad"}, RelayFailed, None),
+]
+OTHER_FORMS = [
+    (event({"message": "bad", "code": 400}, "error"), NodeRefused, 400),
+    (event("bad", "error"), RelayFailed, None),
+    (b'error: {"message": "bad", "code": 400}\n\n', NodeRefused, 400),
+]
+WITH_EVENTS = [(event(error), kind, status) for error, kind, status in ERRORS] + OTHER_FORMS
+RUNS = [
+    (relayed, CHAT),
+    (translated, CHAT),
+    *((relayed, path) for path in ("/v1/completions", "/v1/responses", "/v1/messages")),
 ]
 
 
-@pytest.mark.parametrize(("error", "kind", "status"), ERRORS)
-@pytest.mark.parametrize("run", [relayed, translated])
-async def test_error_in_place_of_an_answer_is_what_its_code_says(run, error, kind, status):
-    for before in ([], [event(ROLE)], [NOISE["ping"]]):
-        with pytest.raises(kind) as raised:
-            await run([*before, event({"error": error})])
-        assert status is None or raised.value.status == status
-        assert kind is NodeFull or "bad" in raised.value.message
+async def check_error(run, path, reads, kind, status):
+    with pytest.raises(kind) as raised:
+        await run(reads, path=path)
+    assert type(raised.value) is kind
+    assert "bad" in raised.value.message
+    assert status is None or raised.value.status == status
 
 
-@pytest.mark.parametrize("run", [relayed, translated])
-async def test_server_that_is_full_in_the_middle_of_an_answer_has_failed(run):
-    with pytest.raises(NodeFailed) as raised:
-        await run([*answer()[:4], event({"error": {"message": "bad", "code": 429}})])
-    assert not isinstance(raised.value, NodeFull)
+@pytest.mark.parametrize(("run", "path"), RUNS)
+async def test_error_in_place_of_an_answer_is_what_it_says(run, path):
+    role = [] if path == "/v1/completions" else stream_events(path, {}, 4, 1)[:1]
+    for (error, kind, status), before in product(WITH_EVENTS, ([], role, [event({"id": 1})])):
+        await check_error(run, path, [*before, error], kind, status)
 
 
-# Other dialects -------------------------------------------------------------------------------------
+async def test_error_in_a_line_is_what_it_says():
+    errors = [each for each in ERRORS if "object" not in each[0]]  # a message is a part of chats there
+    for path, (error, kind, status) in product(("/api/chat", "/api/generate"), errors):
+        line = json.dumps(error).encode() + b"\n"
+        await check_error(relayed, path, [line], kind, status)
 
-TYPED = {
-    "/v1/responses": [
-        {"type": "response.created", "response": {}},
-        {"type": "response.output_text.delta", "delta": "Hello"},
-        {"type": "response.completed", "response": {"usage": None}},
-    ],
-    "/v1/messages": [
-        {"type": "message_start", "message": {}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}},
-        {"type": "message_stop"},
-    ],
+
+@pytest.mark.parametrize(("run", "path"), RUNS)
+async def test_error_in_the_middle_is_the_request_s_or_a_failure(run, path):
+    events = stream_events(path, {}, 4, 1)[:-2]
+    for error, kind, status in WITH_EVENTS:
+        late = RelayFailed if issubclass(kind, NodeFull) else kind
+        await check_error(run, path, [*events, error], late, status)
+
+
+async def test_failed_response_is_an_error_until_the_answer_has_begun():
+    path = "/v1/responses"
+    events = stream_events(path, {}, 4, 1)
+    error = {"code": "rate_limit_exceeded", "message": "bad"}
+    failed = event({"type": "response.failed", "response": {"status": "failed", "error": error}})
+    await check_error(relayed, path, [events[0], failed], NodeLimited, None)
+    begun = [*events[:-2], failed]
+    assert await relayed(begun, path=path) == b"".join(begun)
+
+
+@pytest.mark.parametrize("through_front", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("code", [400, 500, None])
+async def test_only_an_error_of_the_node_is_tried_elsewhere(code, stream, through_front, autojump_clock):
+    body = {"error": {"message": "messages must alternate", "code": code}}
+    if stream:
+        answers = [
+            full_response(event(body), "text/event-stream"),
+            full_response(b"".join(answer()), "text/event-stream"),
+        ]
+    else:
+        whole = {"choices": [{"index": 0, "message": {"content": "hi"}}]}
+        answers = [full_response(json.dumps(one).encode()) for one in (body, whole)]
+    nodes = {"a": answers, "b": answers}
+    job = relayed_job(stream=stream)
+    attempts, error = await run_job(nodes, through_front=through_front, relay=job.relay, stream=stream)
+    if code == 400:
+        assert isinstance(error, NodeRefused)
+        assert (error.status, error.message) == (400, "remote answered 400: messages must alternate")
+        assert len(attempts.nodes) == 1
+    else:
+        assert sorted(attempts.nodes[:2]) == ["a", "b"]
+
+
+# Whole responses of public reports, and everything at once -------------------------------------------
+
+REPORTED = {
+    "finish_reason_empty": answer("")[1:],
+    "finish_reason_stop_in_every_chunk": [*answer("stop")[1:-2], DONE],
+    "choices_null_first": [event({"id": "c1", "choices": None}), *answer()[1:]],
+    "ping_event_between_chunks": [*answer()[1:3], event({"type": "ping"}, "ping"), *answer()[3:]],
+    "done_without_empty_line": [*answer()[1:-1], b"data: [DONE]"],
 }
-ODD = ["null", "5", "", "{}", json.dumps({"choices": None})]
 
 
-@pytest.mark.parametrize(("path", "odd", "place"), [*product(TYPED, ODD, [0, 1, 2])])
-async def test_noise_is_dropped_from_streams_of_typed_events(path, odd, place):
-    events = [event(each) for each in TYPED[path]]
-    noisy = [*events[:place], event(odd), *events[place:]]
-    assert await raw_of(READERS[path], noisy) == b"".join(events)
+@pytest.mark.parametrize("name", REPORTED)
+@pytest.mark.parametrize("dialects", [None, ("openai",)])
+async def test_stream_of_a_report_is_served_whole(name, dialects):
+    response = full_response(b"".join(REPORTED[name]), "text/event-stream", "Connection: close")
+    job = relayed_job() if dialects is None else translated_job()
+    with scripted(lambda _request: [response]):
+        result = await generated(node(dialects=dialects), job)
+    assert result.error is None
+    assert result.text() == "".join(WORDS)
+    assert [delta.finish_reason for delta in result.deltas if delta.finish_reason] == ["stop"]
+    if dialects is None:
+        assert text_of(result.raw) == "".join(WORDS)
 
 
-@pytest.mark.parametrize(
-    ("odd", "place"), [*product([b"null\n", b"5\n", b"{}\n", b'{"model": "m"}\n'], [0, 1, 2])]
-)
-async def test_noise_is_dropped_from_streams_of_lines(odd, place):
-    lines = [
-        b'{"message": {"content": "Hel"}, "done": false}\n',
-        b'{"message": {"content": "lo"}, "done": false}\n',
-        b'{"message": {"content": ""}, "done": true, "done_reason": "stop"}\n',
-    ]
-    noisy = [*lines[:place], odd, *lines[place:]]
-    assert await raw_of(READERS["/api/chat"], noisy) == b"".join(lines)
+ALL_NOISE = [*(odd for kind in NOISE.values() for odd in kind), *map(event, OF_CHUNKS)]
 
 
-async def raw_of(reader, events):
-    deltas = Deltas(1)
-    await RelayedStream("stub", relayed_job(), reader, deltas, event_bytes=100_000).run(
-        _FakeResponse(*events)
-    )
-    await deltas.ended()
-    return b"".join(part for delta in await deltas.take() for part in delta.raw)
+@given(st.data())
+async def test_any_oddities_at_any_cut_leave_the_text_and_one_end(data):
+    n = data.draw(st.integers(1, 2))
+    words = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.text("añ \n", min_size=1)), max_size=6))
+    reasons = st.sampled_from([None, None, "", "null", "stop", "length", "odd"])
+    events = [piece(word, data.draw(reasons), index) for index, word in words]
+    events += [piece(None, "stop", index) for index in range(n) if data.draw(st.booleans())]
+    for odd, place in data.draw(
+        st.lists(st.tuples(st.sampled_from(ALL_NOISE), st.integers(0, len(events))), max_size=5)
+    ):
+        events.insert(place, odd)
+    body = b"".join([*events, DONE])
+    if data.draw(st.booleans()):
+        body = body.replace(b"\n", b"\r\n")
+    if data.draw(st.booleans()):
+        body = body.rstrip(b"\r\n")
+    cuts = data.draw(st.lists(st.integers(1, len(body) - 1), max_size=6))
+    reads = [body[begin:end] for begin, end in pairwise([0, *sorted({*cuts}), len(body)])]
+    raw = await relayed(reads, n=n)
+    said, _ = await translated(reads, n=n)
+    for index in range(n):
+        expected = "".join(word for at, word in words if at == index)
+        assert said[index][:2] == [expected, []]
+        if any(b'"index": %d' % index in each for each in events):
+            assert text_of(raw, index) == expected
 
 
 @given(
-    odd=st.lists(st.tuples(st.sampled_from(sorted(NOISE)), st.integers(0, 7)), max_size=6),
-    reason=st.sampled_from([None, "", "null", "stop", "odd"]),
-    cuts=st.lists(st.integers(0, 2000), max_size=6),
+    st.sampled_from([name for name in STREAMS if name not in ("/api/chat", "/api/generate")]),
+    st.lists(st.tuples(st.sampled_from(ALL_NOISE[: -len(OF_CHUNKS)]), st.integers(0, 30)), max_size=5),
+    st.lists(st.integers(1, 2000), max_size=6),
 )
-async def test_any_noise_at_any_cut_changes_nothing(odd, reason, cuts):
-    events = answer(reason)
-    for name, place in odd:
-        events.insert(place, NOISE[name])
-    body = b"".join(events)
-    edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
-    reads = [body[begin:end] for begin, end in pairwise(edges) if begin < end]
-    assert text_of(await relayed(None, reads)) == "".join(WORDS)
-    assert await translated(None, reads) == "".join(WORDS)
+async def test_noise_at_any_cut_changes_no_stream(stream, odd, cuts):
+    path, n, events = STREAMS[stream]
+    noisy = list(events)
+    for one, place in odd:
+        noisy.insert(min(place, len(noisy) - 1), one)
+    body = b"".join(noisy)
+    edges = [0, *sorted({cut for cut in cuts if cut < len(body)}), len(body)]
+    reads = [body[begin:end] for begin, end in pairwise(edges)]
+    assert await relayed(reads, path=path, n=n) == await relayed(events, path=path, n=n)

@@ -6,7 +6,7 @@ import pytest
 
 from api.conftest import client_of
 from api.ollama_lines import lines_of
-from fairlead.api.dialects.event_reader import NOISE, NOTHING, UNKNOWN
+from fairlead.api.dialects.event_reader import NOISE, UNKNOWN
 from fairlead.errors import NodeFailed, NodeRefused
 from fairlead.job import Delta, Translation
 from fairlead.upstream_events import UpstreamError
@@ -30,7 +30,7 @@ def line(**members):
 @pytest.mark.parametrize(
     ("event", "meaning"),
     [
-        (b"\n", NOTHING),
+        (b"\n", NOISE),
         (b"{half\n", UNKNOWN),
         (b'{"done": "yes"}\n', UNKNOWN),
         (b'{"message": "\xff"}\n', UNKNOWN),

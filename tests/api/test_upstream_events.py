@@ -31,7 +31,7 @@ def test_text_and_end_of_a_stream_are_read_in_every_api(path):
     ("event", "meaning"),
     [
         (b": queued position=3\n\n", NOTHING),
-        (b"event: x\nid: 3\n\n", NOTHING),
+        (b"event: x\nid: 3\n\n", NOISE),
         (b"data: [DONE]\n\n", DONE),
         (b"data:[DONE]\r\n\r\n", DONE),
         (b"data: {half\n\n", UNKNOWN),

@@ -44,8 +44,8 @@ class RelayedStream(UpstreamStream):
     another node's answer instead. The ends of choices, and what follows all of them, are held until the
     stream is complete, because no other node can repeat an answer that has ended.
 
-    Some servers end a choice in every chunk, or with an empty word. The client gets all of the text, and one
-    end behind it. An event that says nothing of the answer is dropped: the client may fail for it.
+    Some servers end a choice in every chunk, with an empty word, or never. The client gets all of the text,
+    and one end behind it. An event that says nothing of the answer is dropped: the client may fail for it.
 
     `event_bytes` bounds one event, and all events that are held back.
     """
@@ -57,10 +57,13 @@ class RelayedStream(UpstreamStream):
         self._has_begun = False
         self._reported: int | None = None
         self._buffered_bytes = 0
+        self._dropped_bytes = 0  # since the latest text
+        self._dropped_at = 0  # tokens
         self._beginning: list[bytes] = []
         self._pending: _Pending | None = None
         self._held: dict[int, _End] = {}  # by choice
         self._moved: dict[int, bytes] = {}  # by choice, the latest event in which it did not end after all
+        self._latest: dict[int, bytes] = {}  # by choice, the latest events
         self._tail: list[bytes] = []
 
     def _splitter(self) -> Splitter:
@@ -84,16 +87,24 @@ class RelayedStream(UpstreamStream):
         self._last_index = self._choice(index)
         text = "".join(texts)
         self._count(text, len(texts))
+        self._latest[self._last_index] = events
         self._sink.put(Delta(self._last_index, text, raw=[events], relayed_tokens=len(texts)))
         return True
 
     def _read(self, raw: bytes) -> None:
         event = self._reader.read_event(raw)
-        if event.error is not None:
+        if not event.is_odd:
+            self._read_one(raw, event)
+            return
+        for part in self._reader.repair(raw):
+            self._read_one(part, self._reader.read_event(part))
+
+    def _read_one(self, raw: bytes, event: UpstreamEvent) -> None:
+        # An error that is an end of the client's dialect is relayed, once the answer has begun.
+        if event.error is not None and not (event.is_end and self._has_begun):
             raise late_refusal(self._name, event.error, has_begun=self._has_begun)
         if event.is_noise:
-            self._check_silence()
-            self._hold(len(raw))
+            self._drop(raw)
             return
         if event.generated is not None:
             self._reported = event.generated
@@ -103,6 +114,7 @@ class RelayedStream(UpstreamStream):
         if not self._has_begun and event.is_beginning:
             if b"data:" in raw or event.index is not None:  # comments only keep a connection open
                 self._buffer(raw, self._beginning)
+                self._latest[self._choice(event.index or 0)] = raw
             return
         self._has_begun = True
         self._relay(raw, event)
@@ -112,9 +124,6 @@ class RelayedStream(UpstreamStream):
             self._buffer(raw, self._tail)
             return
         index = self._last_index if event.index is None else self._choice(event.index)
-        if event.has_odd_end:
-            self._moved[index] = raw
-            raw = self._reader.without_end(raw)
         if index in self._ends:
             if not event.text and event.finished is None:
                 self._buffer(raw, self._tail)
@@ -148,10 +157,22 @@ class RelayedStream(UpstreamStream):
 
     def _hold(self, size: int) -> None:
         self._buffered_bytes += size + BUFFERED_EVENT_BYTES
-        if self._buffered_bytes > self._event_bytes:
+        self._check_bytes(self._buffered_bytes)
+
+    def _drop(self, raw: bytes) -> None:
+        """Drop an event that says nothing. Their bytes are bounded between two texts, not in all."""
+        self._check_silence()
+        if self._dropped_at != self._tokens:
+            self._dropped_at, self._dropped_bytes = self._tokens, 0
+        self._dropped_bytes += len(raw) + BUFFERED_EVENT_BYTES
+        self._check_bytes(self._dropped_bytes)
+
+    def _check_bytes(self, size: int) -> None:
+        if size > self._event_bytes:
             raise RelayFailed(f"{self._name} sent more than {self._event_bytes} bytes beside its answer")
 
     def _add(self, index: int, raw: bytes, text: str) -> None:
+        self._latest[index] = raw
         if self._pending is None or self._pending.index != index:
             self._flush()
             self._pending = _Pending(index, self._beginning)
@@ -168,10 +189,16 @@ class RelayedStream(UpstreamStream):
     def _is_readable(self, event: bytes) -> bool:
         return self._reader.read_event(event).is_known
 
+    def _missing_end(self, index: int) -> bytes:
+        """Return an event in which the choice ends, like its latest one; empty if there is none."""
+        events = self._reader.split(self._moved.get(index) or self._latest.get(index, b""))
+        return self._reader.only_end(events[-1]) if events else b""
+
     def _finish(self) -> None:
         """Put the ends that were held back, and correct the token count to the server's, if plausible."""
-        for index, raw in self._moved.items():
-            self._held.setdefault(index, _End(self._reader.only_end(raw), ""))
+        for index in range(self._choices):
+            if index not in self._held and (missing := self._missing_end(index)):
+                self._held[index] = _End(missing, "")
         for index, end in self._held.items():
             events = b"".join([*self._beginning, end.raw])
             self._beginning = []

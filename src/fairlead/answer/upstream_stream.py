@@ -79,6 +79,8 @@ class UpstreamStream(ABC):
     async def _take(self, events: bytes) -> None:
         """Put the events of one read."""
         for number, event in enumerate(self._split(events), 1):
+            if self._is_complete:
+                return  # what follows the end is ignored, as it is if it comes later
             self._read(event)
             if number % EVENTS_A_TURN == 0:
                 await trio.lowlevel.checkpoint()

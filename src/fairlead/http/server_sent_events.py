@@ -80,6 +80,16 @@ def event_data(event: bytes) -> bytes | None:
     return b"\n".join(lines).strip() if lines else None
 
 
+def event_error(event: bytes) -> bytes | None:
+    """Return the field `error` of an event, an extension of llama.cpp; None if it has none."""
+    return next(_values(event, b"error"), None) if b"error" in event else None
+
+
+def is_comment(event: bytes) -> bool:
+    """Return whether an event has only comments, or is empty."""
+    return all(line.startswith(b":") for line in _LINE_END.split(event) if line)
+
+
 def event_name(event: bytes) -> str:
     """Return the name of an event: "message" if it has none of its own."""
     *_, name = (b"message", *_values(event, b"event"))

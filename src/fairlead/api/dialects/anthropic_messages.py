@@ -58,6 +58,7 @@ class MessagesReader(TypedReader[MessagesEvent]):
     """The reader of other servers' messages."""
 
     shape = MessagesEvent
+    prefixes = ("message_", "content_block_", "ping")
     beginnings = frozenset({"message_start", "content_block_start", "ping"})
     ends: ClassVar = {"message_stop": "stop"}
 

@@ -5,16 +5,25 @@ Responses are passed on as their original bytes; only `without_beginning` writes
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from fairlead.answer.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
-from fairlead.http.server_sent_events import EventSplitter, event_data, split_events
-from fairlead.upstream_events import EVENTS, Splitter, UpstreamAnswer, UpstreamError, UpstreamEvent
+from fairlead.answer.reported import decoded, is_given, token_count
+from fairlead.api.dialects.upstream_errors import error_of, is_error, unnamed_error
+from fairlead.http.server_sent_events import (
+    EventSplitter,
+    encode_event,
+    event_data,
+    event_error,
+    is_comment,
+    split_events,
+)
+from fairlead.upstream_events import EVENTS, Splitter, UpstreamAnswer, UpstreamEvent
 
 ABSENT = msgspec.Raw()
+_NO_CONTENT = (ABSENT, msgspec.Raw(b"null"), msgspec.Raw(b"[]"))
 NOTHING = UpstreamEvent(is_beginning=True)
 UNKNOWN = UpstreamEvent(is_known=False)
 NOISE = UpstreamEvent(is_noise=True)
@@ -43,20 +52,8 @@ class _Usage(msgspec.Struct, gc=False):
     output_tokens: msgspec.Raw = ABSENT
 
 
-class _Error(msgspec.Struct):
-    """An error as an object: OpenAI's, Anthropic's, or one of the many that resemble them."""
-
-    message: msgspec.Raw = ABSENT
-    code: msgspec.Raw = ABSENT
-    status: msgspec.Raw = ABSENT
-    status_code: msgspec.Raw = ABSENT
-    type: msgspec.Raw = ABSENT
-
-
 _decode_usage = msgspec.json.Decoder(_Usage).decode
-_decode_error = msgspec.json.Decoder(_Error).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -76,9 +73,13 @@ class EventReader(ABC, Generic[Shape]):
         self._decode_event = msgspec.json.Decoder(self.shape).decode
         self._decode_response = msgspec.json.Decoder(self.response_shape).decode
 
+    def _is_noise(self, shape: Shape) -> bool:  # noqa: ARG002  # of the interface
+        """Return whether an event that reports no error says nothing of the answer."""
+        return False
+
     @abstractmethod
     def _event(self, shape: Shape) -> UpstreamEvent:
-        """Return the content of an event that reports no error."""
+        """Return the content of an event that is no error and no noise."""
 
     @abstractmethod
     def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -97,54 +98,101 @@ class EventReader(ABC, Generic[Shape]):
         return None
 
     def read_event(self, event: bytes) -> UpstreamEvent:
-        """Return the content of an event; `NOTHING` for a comment, `UNKNOWN` if it cannot be read."""
-        payload = event_data(event)
+        """See `UpstreamReader`."""
+        found = self.sort(event)
+        return found if isinstance(found, UpstreamEvent) else self._event(found)
+
+    def sort(self, event: bytes) -> Shape | UpstreamEvent:
+        """Return the members of an event that is a part of the answer, else what it is instead.
+
+        That is `NOTHING` for a comment, `DONE` for the end, `NOISE` if it says nothing, `UNKNOWN` if it
+        cannot be read, or an error.
+        """
+        payload = self._payload(event)
         if payload is None:
-            return NOTHING
+            return self._without_data(event)
         if payload == b"[DONE]":
             return DONE
-        shape = decoded(self._decode_event, payload)
+        shape: Shape | None = decoded(self._decode_event, payload)
         if shape is None:
-            return NOISE if is_noise(payload, self.contents) else UNKNOWN
-        if is_given(shape.error) or shape.type == "error":
-            return UpstreamEvent(error=error_of(shape.error if is_given(shape.error) else payload))
-        return self._event(shape)
+            if not _says_nothing(payload, self.contents):
+                return UNKNOWN
+        elif shape.error and is_error(shape.error):  # nearly all have none
+            return UpstreamEvent(error=error_of(shape.error, payload))
+        elif shape.type == "error":
+            return UpstreamEvent(error=error_of(payload))
+        elif not self._is_noise(shape):
+            return shape
+        error = unnamed_error(event, payload)
+        return NOISE if error is None else UpstreamEvent(error=error)
+
+    def _payload(self, event: bytes) -> bytes | None:
+        """Return the data of an event; None if it has none."""
+        return event_data(event)
+
+    def _without_data(self, event: bytes) -> UpstreamEvent:
+        """Return what an event without data is: some clients try to read the data of all but comments."""
+        if (text := event_error(event)) is not None:
+            return UpstreamEvent(error=error_of(text))
+        return NOTHING if is_comment(event) else NOISE
+
+    def repair(self, event: bytes) -> list[bytes]:
+        """See `UpstreamReader`."""
+        return [event]
 
     def without_end(self, event: bytes) -> bytes:
         """See `UpstreamReader`. Most dialects have an event of its own for the end of an answer."""
         return event
 
-    def only_end(self, event: bytes) -> bytes:
+    def only_end(self, event: bytes) -> bytes:  # noqa: ARG002  # of the interface
         """See `UpstreamReader`."""
-        return event
+        return b""
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
         """See `UpstreamReader`."""
         shape = decoded(self._decode_response, body)
         if shape is None:
             raise ValueError("no JSON object")
-        if is_given(shape.error) and not len(shape.content):
-            return UpstreamAnswer(error=error_of(shape.error))
+        if is_error(shape.error) and shape.content in _NO_CONTENT:
+            return UpstreamAnswer(error=error_of(shape.error, body))
         return UpstreamAnswer(generated_tokens(shape.usage), len(shape.content))
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
         """See `UpstreamReader`."""
-        document = decoded(_decode_any, event_data(event) or b"{}")
-        members = list(self._texts(document)) if isinstance(document, dict) else []
+        document = self._document(event)
+        members = list(self._texts(document))
         if len(members) != 1:
             raise ValueError("several pieces of text in one event")
         holder, name = members[0]
         assert holder[name].endswith(text)
         holder[name] = text
-        return _written_anew(event, document)
+        return self._written_anew(event, document)
+
+    def _document(self, event: bytes) -> dict[str, Any]:
+        """Return the data of an event as an object; an empty one if it is anything else."""
+        document = decoded(_decode_any, self._payload(event) or b"{}")
+        return document if isinstance(document, dict) else {}
+
+    def _written_anew(self, event: bytes, document: dict[str, Any]) -> bytes:
+        """Return an event with other data. Raises `ValueError` if it cannot be written."""
+        try:
+            return self._with_data(event, _encode(document))
+        except (OverflowError, RecursionError) as error:
+            raise ValueError("an event that cannot be written anew") from error
+
+    def _with_data(self, event: bytes, data: bytes) -> bytes:
+        return event[: max(0, event.find(b"data:"))] + encode_event(data)
 
 
 class TypedReader(EventReader[Shape]):
     """A reader of events that have a `type`, all for one choice.
 
-    `beginnings` are the types that precede all text, and `ends` those that end the answer, with the reason.
+    prefixes: How the types of the dialect begin. Others without text are noise.
+    beginnings: The types that precede all text.
+    ends: The types that end the answer, with the reason.
     """
 
+    prefixes: ClassVar[tuple[str, ...]]
     beginnings: ClassVar[frozenset[str]]
     ends: ClassVar[dict[str, str]]
 
@@ -155,9 +203,12 @@ class TypedReader(EventReader[Shape]):
     def _usage(self, shape: Shape) -> msgspec.Raw:
         return shape.usage
 
+    def _is_noise(self, shape: Shape) -> bool:
+        # What has text is relayed, whatever it is called.
+        return shape.type is None or not (shape.type.startswith(self.prefixes) or self._text(shape))
+
     def _event(self, shape: Shape) -> UpstreamEvent:
-        if shape.type is None:
-            return NOISE
+        assert shape.type is not None
         is_beginning, finished = shape.type in self.beginnings, self.ends.get(shape.type)
         return UpstreamEvent(
             0,
@@ -190,28 +241,7 @@ def objects(members: Any) -> list[dict[str, Any]]:
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
-def rewrite_choice(event: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return an event with its first choice changed in place; as it is if it cannot be written anew."""
-    document = decoded(_decode_any, event_data(event) or b"{}")
-    choices = objects(document.get("choices")) if isinstance(document, dict) else []
-    if not choices:
-        return event
-    change(choices[0])
-    try:
-        return _written_anew(event, document)
-    except ValueError:
-        return event
-
-
-def _written_anew(event: bytes, document: Any) -> bytes:
-    """Return an event with other data. Raises `ValueError` if it cannot be written."""
-    try:
-        return event[: event.find(b"data:")] + b"data: " + _encode(document) + b"\n\n"
-    except (OverflowError, RecursionError) as error:
-        raise ValueError("an event that cannot be written anew") from error
-
-
-def is_noise(payload: bytes, members: tuple[str, ...]) -> bool:
+def _says_nothing(payload: bytes, members: tuple[str, ...]) -> bool:
     """Return whether the data of an event is no object, or an object without any of these members.
 
     An object that cannot be read is not noise: it may be a part of the answer.
@@ -220,42 +250,3 @@ def is_noise(payload: bytes, members: tuple[str, ...]) -> bool:
         return True
     given = decoded(_decode_members, payload)
     return given is not None and not any(is_given(given.get(name, ABSENT)) for name in members)
-
-
-_LONGEST_WORD = 64
-_STATUS_OF_TYPE = {
-    "invalid_request_error": 400,
-    "context_length_exceeded": 400,
-    "exceed_context_size_error": 400,
-    "authentication_error": 401,
-    "invalid_api_key": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "model_not_found": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "rate_limit_exceeded": 429,
-    "overloaded_error": 529,
-    "unavailable_error": 503,
-}
-"""What servers call their errors instead of, or beside, a number: OpenAI, Anthropic and llama.cpp."""
-
-
-def error_of(error: msgspec.Raw | bytes) -> UpstreamError:
-    """Return an error that a server has sent with the status 200.
-
-    It is a text, or an object with a message and a `code`, `status` or `type`, perhaps as its own `error`.
-    """
-    fields = decoded(_decode_error, error)
-    if fields is None:
-        text = decoded(_decode_text, error)
-        return UpstreamError(excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text))
-    text = decoded(_decode_text, fields.message)
-    message = excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text)
-    for member in (fields.code, fields.status, fields.status_code, fields.type):
-        word = bytes(memoryview(member)[:_LONGEST_WORD]).strip(b'"').decode(errors="replace")
-        status = int(word) if word.isascii() and word.isdigit() else _STATUS_OF_TYPE.get(word)
-        if status is not None and 400 <= status < 600:
-            return UpstreamError(message, status)
-    return UpstreamError(message)

@@ -9,16 +9,14 @@ from fairlead.answer.reported import decoded, is_given, token_count
 from fairlead.api.dialects.event_reader import (
     ABSENT,
     NOISE,
-    NOTHING,
     UNKNOWN,
     EventReader,
     EventShape,
-    error_of,
-    is_noise,
     objects,
     text_members,
 )
 from fairlead.api.dialects.ollama_writer import LINES
+from fairlead.api.dialects.upstream_errors import error_of, is_error
 from fairlead.http.lines import LineSplitter, split_lines
 from fairlead.upstream_events import UpstreamAnswer, UpstreamEvent
 
@@ -51,8 +49,6 @@ class LineShape(EventShape, gc=False):
 
 
 _decode_message = msgspec.json.Decoder(LineMessage).decode
-_encode = msgspec.json.Encoder().encode
-_decode_any = msgspec.json.Decoder().decode
 
 
 class LineReader(EventReader[LineShape]):
@@ -70,47 +66,33 @@ class LineReader(EventReader[LineShape]):
         """See `UpstreamReader`."""
         return split_lines(events)
 
-    def read_event(self, event: bytes) -> UpstreamEvent:
-        """See `UpstreamReader`."""
-        if not event.strip():
-            return NOTHING
-        shape = decoded(self._decode_event, event)
-        if shape is None:
-            return NOISE if is_noise(event.strip(), self.contents) else UNKNOWN
-        if is_given(shape.error):
-            return UpstreamEvent(error=error_of(shape.error))
-        return self._event(shape)
+    def _payload(self, event: bytes) -> bytes | None:
+        return event.strip() or None
+
+    def _without_data(self, event: bytes) -> UpstreamEvent:  # noqa: ARG002  # of the interface
+        return NOISE  # clients read every line
+
+    def _with_data(self, event: bytes, data: bytes) -> bytes:  # noqa: ARG002  # a line has nothing else
+        return data + b"\n"
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
         """See `UpstreamReader`."""
         shape = decoded(self._decode_event, body)
         if shape is None:
             raise ValueError("no JSON object")
-        if is_given(shape.error):
-            return UpstreamAnswer(error=error_of(shape.error))
+        if is_error(shape.error):
+            return UpstreamAnswer(error=error_of(shape.error, body))
         size = len(shape.message) + len((shape.response or "") + (shape.thinking or ""))
         return UpstreamAnswer(token_count(shape.eval_count), size)
 
-    def without_beginning(self, event: bytes, text: str) -> bytes:
-        """See `UpstreamReader`."""
-        document = decoded(_decode_any, event)
-        members = list(self._texts(document)) if isinstance(document, dict) else []
-        if len(members) != 1:
-            raise ValueError("several pieces of text in one line")
-        holder, name = members[0]
-        assert holder[name].endswith(text)
-        holder[name] = text
-        try:
-            return _encode(document) + b"\n"
-        except (OverflowError, RecursionError) as error:
-            raise ValueError("a line that cannot be written anew") from error
+    def _is_noise(self, shape: LineShape) -> bool:
+        texts = (shape.response, shape.thinking)
+        return not (shape.done or is_given(shape.message) or any(text is not None for text in texts))
 
     def _event(self, shape: LineShape) -> UpstreamEvent:
         message = decoded(_decode_message, shape.message) if is_given(shape.message) else LineMessage()
         if message is None:
             return UNKNOWN
-        if not (shape.done or is_given(shape.message)) and shape.response is None and shape.thinking is None:
-            return NOISE
         text = _text(message) + (shape.thinking or "") + (shape.response or "")
         if not shape.done:
             return UpstreamEvent(0, text, is_beginning=not text)

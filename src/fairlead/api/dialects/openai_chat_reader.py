@@ -6,48 +6,18 @@ Stricter than the readers of relayed answers, which are passed on unchanged: her
 import msgspec
 
 from fairlead.answer.reported import decoded, is_given, token_count
-from fairlead.api.dialects.event_reader import ABSENT, error_of, is_noise
-from fairlead.api.dialects.openai_events import ChunkReader, finish_of
-from fairlead.http.server_sent_events import event_data
+from fairlead.api.dialects.event_reader import ABSENT
+from fairlead.api.dialects.openai_events import (
+    ChunkCall,
+    ChunkChoice,
+    ChunkFunction,
+    ChunkPiece,
+    ChunkReader,
+    ChunkShape,
+    finish_of,
+)
+from fairlead.api.dialects.upstream_errors import error_of, is_error
 from fairlead.upstream_events import UpstreamCall, UpstreamChat, UpstreamChoice, UpstreamUsage
-
-
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct, gc=False):
-    index: int | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Message(msgspec.Struct, gc=False):
-    """A whole message, or the piece of it in a chunk. Servers have three names for the reasoning."""
-
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    thinking: str | None = None
-    content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    """`stop_reason`, of vLLM: the stop string or the id of the token that ended the choice."""
-
-    index: int = 0
-    delta: _Message | None = None
-    message: _Message | None = None
-    finish_reason: str | None = None
-    stop_reason: msgspec.Raw = ABSENT
-
-
-class _Chat(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
-    usage: msgspec.Raw = ABSENT
-    error: msgspec.Raw = ABSENT
 
 
 class _PromptDetails(msgspec.Struct, gc=False):
@@ -65,7 +35,7 @@ class _Usage(msgspec.Struct, gc=False):
     completion_tokens_details: msgspec.Raw = ABSENT
 
 
-_decode_chat = msgspec.json.Decoder(_Chat).decode
+_decode_chat = msgspec.json.Decoder(ChunkShape).decode
 _decode_usage = msgspec.json.Decoder(_Usage).decode
 _decode_prompt = msgspec.json.Decoder(_PromptDetails).decode
 _decode_completion = msgspec.json.Decoder(_CompletionDetails).decode
@@ -73,43 +43,43 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 class OpenAIChatReader:
-    """The `ChatReader` of all servers with this API."""
+    """The `ChatReader` of all servers with this API. What an event is, is the decision of `ChunkReader`."""
+
+    def __init__(self) -> None:
+        self._chunks = ChunkReader()
 
     def read_event(self, event: bytes) -> UpstreamChat:
         """See `ChatReader`."""
-        payload = event_data(event)
-        if payload is None:
-            return UpstreamChat()
-        if payload == b"[DONE]":
-            return UpstreamChat(is_end=True)
-        shape = decoded(_decode_chat, payload)
-        if shape is None and not is_noise(payload, ChunkReader.contents):
+        found = self._chunks.sort(event)
+        if isinstance(found, ChunkShape):
+            return _chat(found)
+        if not found.is_known:
             raise ValueError("an event that is no chunk of a chat")
-        return UpstreamChat() if shape is None else _chat(shape)
+        return UpstreamChat(is_end=found.is_end, error=found.error)
 
     def read_response(self, body: bytes) -> UpstreamChat:
         """See `ChatReader`."""
         shape = decoded(_decode_chat, body)
         if shape is None:
             raise ValueError("no chat completion")
+        if is_error(shape.error):
+            return UpstreamChat(error=error_of(shape.error, body))
         chat = _chat(shape)
-        if chat.error is None and not chat.choices:
+        if not chat.choices:
             raise ValueError("a chat completion without choices")
         return chat
 
 
-def _chat(shape: _Chat) -> UpstreamChat:
-    if is_given(shape.error):
-        return UpstreamChat(error=error_of(shape.error))
+def _chat(shape: ChunkShape) -> UpstreamChat:
     return UpstreamChat(tuple(map(_choice, shape.choices or ())), _usage(shape.usage))
 
 
-def _choice(choice: _Choice) -> UpstreamChoice:
-    message = choice.delta or choice.message or _Message()
+def _choice(choice: ChunkChoice) -> UpstreamChoice:
+    message = choice.delta or choice.message or ChunkPiece(content=choice.text)
     return UpstreamChoice(
         choice.index,
-        message.reasoning_content or message.reasoning or message.thinking or "",
-        (message.content or "") + (message.refusal or ""),
+        message.thoughts,
+        message.words,
         tuple(
             _call(call, None if choice.message is None else at)
             for at, call in enumerate(message.tool_calls or ())
@@ -119,9 +89,9 @@ def _choice(choice: _Choice) -> UpstreamChoice:
     )
 
 
-def _call(call: _Call, place: int | None) -> UpstreamCall:
+def _call(call: ChunkCall, place: int | None) -> UpstreamCall:
     """Return a call, or a piece of one; `place` is that of a whole call in its message."""
-    function = call.function or _Function()
+    function = call.function or ChunkFunction()
     position = call.index if place is None else place
     return UpstreamCall(position, call.id, function.name, function.arguments or "")
 

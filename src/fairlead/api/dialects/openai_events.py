@@ -1,6 +1,6 @@
 """Reads the chunks and whole responses of servers with OpenAI's chat completions or completions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -8,13 +8,11 @@ import msgspec
 from fairlead.answer.reported import decoded, is_given
 from fairlead.api.dialects.event_reader import (
     ABSENT,
-    NOISE,
     EventReader,
     EventShape,
     ResponseShape,
     generated_tokens,
     objects,
-    rewrite_choice,
     text_members,
 )
 from fairlead.upstream_events import UpstreamEvent
@@ -48,11 +46,13 @@ class ChunkFunction(msgspec.Struct, gc=False):
 
 
 class ChunkCall(msgspec.Struct, gc=False):
+    index: int | None = None
+    id: str | None = None
     function: ChunkFunction | None = None
 
 
 class ChunkPiece(msgspec.Struct, gc=False):
-    """A chat chunk's `delta`. Some servers repeat `reasoning_content` as `reasoning`."""
+    """A chat chunk's `delta`, or a whole chat's `message`. Servers have three names for the reasoning."""
 
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -62,12 +62,26 @@ class ChunkPiece(msgspec.Struct, gc=False):
     text: str | None = None
     tool_calls: list[ChunkCall] | None = None
 
+    @property
+    def thoughts(self) -> str:
+        """The reasoning. Some servers have it under two names."""
+        return self.reasoning_content or self.reasoning or self.thinking or ""
+
+    @property
+    def words(self) -> str:
+        """The text for the user."""
+        return (self.content or "") + (self.refusal or "") + (self.text or "")
+
 
 class ChunkChoice(msgspec.Struct, gc=False):
+    """`stop_reason`, of vLLM: the stop string or the id of the token that ended the choice."""
+
     index: int = 0
     delta: ChunkPiece | None = None
+    message: ChunkPiece | None = None
     text: str | None = None
     finish_reason: str | None = None
+    stop_reason: msgspec.Raw = ABSENT
 
 
 class ChunkShape(EventShape, gc=False):
@@ -109,13 +123,14 @@ class ChunkReader(EventReader[ChunkShape]):
             texts.append(text)
         return index, texts
 
+    def _is_noise(self, shape: ChunkShape) -> bool:
+        return not shape.choices and not is_given(shape.usage)
+
     def _event(self, shape: ChunkShape) -> UpstreamEvent:
-        if not shape.choices:
-            if not is_given(shape.usage):
-                return NOISE
-            generated = generated_tokens(shape.usage)
-            return UpstreamEvent(is_beginning=not generated, generated=generated)
         generated = generated_tokens(shape.usage)
+        if not shape.choices:
+            is_odd = shape.choices is None
+            return UpstreamEvent(is_beginning=not generated, generated=generated, is_odd=is_odd)
         choice = shape.choices[0]
         piece = choice.delta
         text = choice.text or ""
@@ -131,16 +146,43 @@ class ChunkReader(EventReader[ChunkShape]):
             "stop" if finished == "tool_calls" else finished,
             is_beginning=not text and not finished,
             generated=generated,
-            has_odd_end=finished is None and choice.finish_reason is not None,
+            is_odd=len(shape.choices) > 1 or (finished is None and choice.finish_reason is not None),
         )
+
+    def repair(self, event: bytes) -> list[bytes]:
+        """See `UpstreamReader`. Usage comes with the last choice."""
+        document = self._document(event)
+        choices = objects(document.get("choices"))
+        for choice in choices:
+            if not _is_end(choice.get("finish_reason")):
+                choice["finish_reason"] = None
+        before = {name: value for name, value in document.items() if name != "usage"}
+        documents = [{**before, "choices": [choice]} for choice in choices[:-1]]
+        documents.append({**document, "choices": choices[-1:]})
+        try:
+            return [self._written_anew(event, each) for each in documents]
+        except ValueError:
+            return [event]
 
     def without_end(self, event: bytes) -> bytes:
         """See `UpstreamReader`."""
-        return rewrite_choice(event, _remove_end)
+        return self._changed(event, _remove_end) or event
 
     def only_end(self, event: bytes) -> bytes:
         """See `UpstreamReader`."""
-        return rewrite_choice(event, _leave_only_end)
+        return self._changed(event, _leave_only_end)
+
+    def _changed(self, event: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+        """Return an event with its choice changed; empty if it has none, or cannot be written anew."""
+        document = self._document(event)
+        choices = objects(document.get("choices"))
+        if not choices:
+            return b""
+        change(choices[0])
+        try:
+            return self._written_anew(event, document)
+        except ValueError:
+            return b""
 
     def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         for choice in objects(document.get("choices")):
@@ -156,11 +198,15 @@ def _remove_end(choice: dict[str, Any]) -> None:
 
 
 def _leave_only_end(choice: dict[str, Any]) -> None:
-    for name in ("delta", "text"):
+    for name, empty in (("delta", {}), ("text", "")):
         if name in choice:
-            choice[name] = {} if name == "delta" else ""
-    if finish_of(choice.get("finish_reason")) is None:
+            choice[name] = empty
+    if not _is_end(choice.get("finish_reason")):
         choice["finish_reason"] = "stop"
+
+
+def _is_end(reason: Any) -> bool:
+    return isinstance(reason, str) and finish_of(reason) is not None
 
 
 def _plain_text(shape: ChunkShape, index: int) -> str | None:
@@ -176,11 +222,17 @@ def _plain_text(shape: ChunkShape, index: int) -> str | None:
 
 def _has_more(piece: ChunkPiece) -> bool:
     """Return whether a piece has anything but content."""
-    return bool(piece.tool_calls or piece.reasoning or piece.reasoning_content or piece.refusal)
+    return bool(
+        piece.tool_calls
+        or piece.reasoning
+        or piece.reasoning_content
+        or piece.refusal
+        or piece.thinking
+        or piece.text
+    )
 
 
 def _text(piece: ChunkPiece) -> str:
     functions = [call.function for call in piece.tool_calls or () if call.function is not None]
-    parts = [piece.reasoning_content or piece.reasoning, piece.thinking, piece.content, piece.refusal]
-    parts += [piece.text, *(part for function in functions for part in (function.name, function.arguments))]
-    return "".join(part for part in parts if part)
+    calls = "".join((function.name or "") + (function.arguments or "") for function in functions)
+    return piece.thoughts + piece.words + calls

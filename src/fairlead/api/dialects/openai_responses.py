@@ -39,9 +39,11 @@ from fairlead.api.dialects.openai_responses_tools import (
 )
 from fairlead.api.dialects.openai_structured import StructuredOutputs
 from fairlead.api.dialects.unserved import RESPONSES, capturing, refuse_unserved
+from fairlead.api.dialects.upstream_errors import error_of, is_error
 from fairlead.config import Limits
 from fairlead.errors import quoted
 from fairlead.job import Delta
+from fairlead.upstream_events import UpstreamEvent
 
 LOGPROBS = "message.output_text.logprobs"
 # What else a response may include. We have none of it: most is of OpenAI's own tools.
@@ -131,6 +133,7 @@ class ResponsesReader(TypedReader[ResponsesEvent]):
     """The reader of other servers' responses."""
 
     shape = ResponsesEvent
+    prefixes = ("response.",)
     response_shape = ResponsesShape
     beginnings = frozenset(
         f"response.{name}"
@@ -141,6 +144,13 @@ class ResponsesReader(TypedReader[ResponsesEvent]):
         "response.failed": "stop",
         "response.incomplete": "length",
     }
+
+    def _event(self, shape: ResponsesEvent) -> UpstreamEvent:
+        event = super()._event(shape)
+        if shape.type != "response.failed" or (response := decoded(_decode_response, shape.response)) is None:
+            return event
+        error = error_of(response.error, bytes(shape.response)) if is_error(response.error) else None
+        return msgspec.structs.replace(event, error=error)
 
     def _text(self, shape: ResponsesEvent) -> str:
         return shape.delta or ""
