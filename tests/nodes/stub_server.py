@@ -151,7 +151,10 @@ class StubServer:
         if path == "/health" and self.health:
             status, answer = (200, self.health_body) if self.healthy else (503, {"error": "loading"})
         elif path == "/v1/models":
-            status, answer = 200, {"object": "list", "data": [{"id": name} for name in self.models]}
+            is_fairlead = self.seats is not None or "instance" in (self.health_body or ())
+            owner = {"owned_by": "fairlead"} if is_fairlead else {}
+            listed = {"object": "list", "data": [{"id": name, **owner} for name in self.models]}
+            status, answer = (200, listed) if self.healthy else (503, {"error": "loading"})
         elif path == "/running" and self.seats is not None:
             entry = {"model": self.models[0], "state": "ready", "seats": self.seats, "sequences": self.load}
             status, answer = 200, [{**entry, "waiting": 0}]

@@ -60,7 +60,7 @@ async def test_node_is_closed_after_three_failed_probes_and_up_after_a_successfu
         await listener.until("up")
         server.healthy = False
         await listener.until("closed")
-        assert node.status().problem == "it answers its probes with an error"
+        assert node.status().problem == "it answers GET /v1/models with 503"
         server.healthy = True
         await listener.until("up", 2)
         assert [report[0] for report in listener.reports] == ["up", "closed", "up"]

@@ -137,6 +137,12 @@ async def routes_of_a_node_are_below_the_path_of_its_api(server: Served) -> None
     assert server.upstream.posted[-1].path == "/v3/completions"
 
 
+@setting("nodes[].checkEndpoint", node(checkEndpoint="/ping"))
+async def node_is_probed_at_this_path(server: Served) -> None:
+    await wait_until_up(server)
+    assert "/ping" in [request.path for request in server.upstream.received]
+
+
 @section_setting("seats", NODE_SECTIONS, seats=3)
 async def concurrent_jobs_of_a_node_are_limited(server: Served) -> None:
     await wait_until_up(server)

@@ -132,6 +132,7 @@ async def tenants_are_named_in_the_log(server: Served) -> None:
 
 
 @setting("healthCheck.interval", {"nodes": [RELAY_NODE], "healthCheck": {"interval": 1}})
+@setting("nodes[].healthCheck.interval", {"nodes": [RELAY_NODE | {"healthCheck": {"interval": 1}}]})
 async def node_is_probed_at_the_interval(server: Served) -> None:
     probes_before = len(server.upstream.times)
     await trio.sleep(10)
@@ -139,6 +140,7 @@ async def node_is_probed_at_the_interval(server: Served) -> None:
 
 
 @setting("healthCheck.failures", {"nodes": [RELAY_NODE], "healthCheck": {"failures": 1}})
+@setting("nodes[].healthCheck.failures", {"nodes": [RELAY_NODE | {"healthCheck": {"failures": 1}}]})
 async def node_is_down_after_the_configured_failures(server: Served) -> None:
     await server.state("far", "up")
     server.upstream.is_healthy = False
@@ -147,6 +149,7 @@ async def node_is_down_after_the_configured_failures(server: Served) -> None:
 
 
 @setting("healthCheck.timeout", {"nodes": [RELAY_NODE], "healthCheck": {"timeout": 1}})
+@setting("nodes[].healthCheck.timeout", {"nodes": [RELAY_NODE | {"healthCheck": {"timeout": 1}}]})
 async def probe_times_out(server: Served) -> None:
     await server.state("far", "up")
     server.upstream.probe_s = 2

@@ -100,7 +100,8 @@ class SimulatedUpstream:
             model_known: object = {}
             status = 200 if self.is_healthy else 500
             if request.path == "/v1/models":
-                model_known = {"data": [{"id": name} for name in self.models]}
+                owner = {"owned_by": "fairlead"} if self.reports else {}
+                model_known = {"data": [{"id": name, **owner} for name in self.models]}
             elif request.path == "/running":
                 model_known, status = self.reports or model_known, 200 if self.reports else 404
             await _send(end, model_known, status, 0)

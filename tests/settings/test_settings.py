@@ -50,6 +50,7 @@ ELSEWHERE = {
     "models.ENGINE.closeAtLimit": (
         "e2e/test_structured_answers.py::test_answer_is_cut_at_its_limit_where_closing_is_off"
     ),
+    "nodes[].caFile": "nodes/test_probing.py::test_certificate_of_an_authority_in_a_file_is_trusted",
     "lease.kubernetes": "lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used",
 }
 

@@ -1,5 +1,7 @@
 """Settings of remote nodes, and of which models may be loaded at the same time."""
 
+import re
+import ssl
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from fairlead.config.models import (
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
 from fairlead.config.urls import HTTP_URL, is_api_path, is_http_url, whole_route_advice
 
+_PATH = re.compile(r"/[!-~]*")
 MAX_ID_LENGTH = 128
 DNS_SCHEME = "dns+"
 LONGEST_ADDRESS = len("-ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")
@@ -51,6 +54,15 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     """The path of its API behind the URL, in the place of /v1; /: none. Default: /v1, but none if the URL
     ends in a version (/v4), in /openai behind one, or in a deployment of Azure."""
 
+    check_endpoint: str | None = None
+    """Path of its probes, which answers 200; none: it is not probed. Default: /v1/models, or /health where
+    that does not exist."""
+    health_check: "HealthConfig | None" = None
+    """Its own health check. Default: healthCheck of the server."""
+    ca_file: str | None = None
+    """A file in PEM with the certificates of the authorities that may have signed its own. Default: those of
+    the system, or of SSL_CERT_FILE."""
+
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self, "nodes", self.id)
@@ -70,12 +82,25 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
         yield from self._faults_of_url()
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             yield Fault(("apiKey",), "has characters that no header may have")
+        yield from self._faults_of_probes()
         if not self.dialects:
             yield Fault(("dialects",), "must be one or more")
         if self.models is not None and not self.models:
             yield Fault(("models",), "must be one name or more; omit it to query the node")
         if self.models is not None and not all(name.strip() for name in self.models):
             yield Fault(("models",), "must not have an empty name")
+
+    def _faults_of_probes(self) -> Iterator[Fault]:
+        if self.check_endpoint == "none":
+            if self.models is None:
+                yield Fault(("checkEndpoint",), "may be none only with models: nothing lists them")
+        elif self.check_endpoint is not None and not _PATH.fullmatch(self.check_endpoint):
+            yield Fault(("checkEndpoint",), "must be a path that begins with /, or none")
+        if self.ca_file is not None:
+            try:
+                ssl.create_default_context().load_verify_locations(self.ca_file)
+            except OSError as error:  # ssl.SSLError, too
+                yield Fault(("caFile",), f"cannot be used: {error.strerror or error}")
 
     def _faults_of_url(self) -> Iterator[Fault]:
         url = self.url.removeprefix(DNS_SCHEME)

@@ -350,7 +350,7 @@ class Dispatcher:
             return None
         estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority, job.seats)
         wait_s = estimate.estimated_wait_s
-        if wait_s <= most_s:
+        if wait_s is None or wait_s <= most_s:
             return None
         message = f"the wait would be about {wait_s} s, and the request may wait no longer than {most_s:g} s"
         return QueueFull(message, estimated_wait_s=wait_s, queue_position=estimate.position)
@@ -378,9 +378,11 @@ class Dispatcher:
 
     def _end_wait(self, waiter: Waiter) -> None:
         waiter.deadline = inf
-        late: FairleadError = QueueTimeout(
-            f"the request waited longer than {self._timeout_s(waiter.ticket):g} s"
-        )
+        message = f"the request waited longer than {self._timeout_s(waiter.ticket):g} s"
+        model = waiter.ticket.job.model
+        if not self.scheduler.is_served(model):
+            message += f": no server of the model {model} is up"
+        late: FairleadError = QueueTimeout(message)
         if waiter.ticket.state is TicketState.QUEUED:
             late = self.scheduler.full_error(waiter.ticket.job) or late
         self.scheduler.deadline(waiter.ticket, late)

@@ -18,10 +18,13 @@ NEGLIGIBLE_S = 0.25  # added to both waits of a ratio: 40 ms instead of 10 ms is
 
 
 class WaitEstimate(msgspec.Struct, frozen=True):
-    """A waiting job's position (1 is next) and wait in whole seconds. Only `quantile` has a P90."""
+    """A waiting job's position (1 is next) and wait in whole seconds. Only `quantile` has a P90.
+
+    Both waits are None while no server has a seat for the model: nothing is known then.
+    """
 
     position: int
-    estimated_wait_s: int
+    estimated_wait_s: int | None
     estimated_wait_p90_s: int | None = None
 
 

@@ -329,6 +329,10 @@ class Scheduler:
             return None
         return self._queue.ahead_of_newcomer(tenant, priority)
 
+    def is_served(self, model: str) -> bool:
+        """Return whether a node has the model, or a swap could load it."""
+        return bool(self._nodes.with_model(model)) or self._swaps.is_loadable(model)
+
     def must_load(self, job: JobSpec) -> bool:
         """Return whether the job's model would have to be loaded for it."""
         return self._admission.must_load(job)

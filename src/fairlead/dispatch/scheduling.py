@@ -158,6 +158,9 @@ class SchedulerQueries(Protocol):
     def counters(self, tenants: Iterable[str]) -> TenantCounters:
         """Return the service that these tenants have received, for a later scheduler."""
 
+    def is_served(self, model: str) -> bool:
+        """Return whether a node has the model, or a swap could load it."""
+
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one."""
 

@@ -42,6 +42,10 @@ SURVEYED_S_PER_JOB = 60e-6
 SURVEYED_CHANGES = 2  # half of the jobs
 
 
+NO_SERVER_S = 20
+"""The wait that retry times are made of while no server has the model."""
+
+
 class Backlog(NamedTuple):
     """The number of jobs that wait for a model, and the estimated wait of the next one in seconds."""
 
@@ -137,6 +141,8 @@ class WaitEstimator:
     def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
         """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
         estimate = self._for_ticket(ticket, is_arriving=is_arriving)
+        if not self._scheduler.is_served(ticket.job.model):
+            return WaitEstimate(estimate.position, None)
         return _at_least(estimate, self._paused_s(ticket.job.model, ticket.job.tenant))
 
     def _for_ticket(self, ticket: Ticket, *, is_arriving: bool) -> WaitEstimate:
@@ -165,7 +171,10 @@ class WaitEstimator:
         paused_s = self._paused_s(model, tenant)
         if paused_s <= 0 and self._scheduler.has_free_seat(model, seats):
             return WaitEstimate(0, 0, None if self._quantile is None else 0)
-        return _at_least(self._for_waiting(model, tenant, priority, seats), paused_s)
+        estimate = self._for_waiting(model, tenant, priority, seats)
+        if not self._scheduler.is_served(model):
+            return WaitEstimate(estimate.position, None)
+        return _at_least(estimate, paused_s)
 
     def _for_waiting(self, model: str, tenant: str, priority: int, seats: int) -> WaitEstimate:
         """Return the estimate for a job that would have to wait."""
@@ -182,7 +191,7 @@ class WaitEstimator:
         waiting = sum(job.model == model for job in self._scheduler.waiting_jobs())
         if self._scheduler.has_free_seat(model):
             return Backlog(waiting, 0)
-        return Backlog(waiting, self._behind_all(model).estimated_wait_s)
+        return Backlog(waiting, self._behind_all(model).estimated_wait_s or 0)
 
     def add_retry_time(self, error: FairleadError, model: str) -> FairleadError:
         """Return the error of a job for the model.
@@ -192,9 +201,10 @@ class WaitEstimator:
         if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
             if error.estimated_wait_s is None:
                 behind_all = self._behind_all(model)
-                error.estimated_wait_s = behind_all.estimated_wait_s
                 error.queue_position = behind_all.position
-            error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
+                if self._scheduler.is_served(model):
+                    error.estimated_wait_s = behind_all.estimated_wait_s
+            error.retry_after_s = retry_after_s(error.estimated_wait_s or NO_SERVER_S, self._random)
             if isinstance(error, QueueFull):
                 error.message += f"; try again in {error.retry_after_s} s"
         return error
@@ -358,7 +368,7 @@ class WaitEstimator:
 def _at_least(estimate: WaitEstimate, wait_s: float) -> WaitEstimate:
     """Return an estimate of at least this wait."""
     least = math.ceil(wait_s)
-    if least <= estimate.estimated_wait_s:
+    if estimate.estimated_wait_s is not None and least <= estimate.estimated_wait_s:
         return estimate
     p90_s = estimate.estimated_wait_p90_s
     return WaitEstimate(estimate.position, least, None if p90_s is None else max(least, p90_s))

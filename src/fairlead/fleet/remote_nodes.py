@@ -40,7 +40,7 @@ class RemoteEntry:
         self.may_be_restricted = may_be_restricted
         self._dispatcher = dispatcher
         self._nodes = nodes
-        self._pause_s = health.interval_s
+        self._pause_s = (config.health_check or health).interval_s
         self._node = remote_node(
             config, nodes.report, health, own_instance, may_be_restricted=may_be_restricted
         )
@@ -115,6 +115,7 @@ class RemoteEntry:
 
     def change_health(self, health: HealthConfig) -> None:
         """Use these health check settings from now on."""
+        health = self.config.health_check or health
         self._pause_s = health.interval_s
         self._node.change_health(health)
 

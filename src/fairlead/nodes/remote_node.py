@@ -6,6 +6,7 @@ by its own connection or limit, or with all others when probes find the server d
 
 import hashlib
 import math
+import ssl
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -46,8 +47,8 @@ class RemoteNode:
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
     `relay`, and so are `dialects`, but a Fairlead speaks all. `evictable` is as in `NodeLimits`,
-    `own_instance` as in `ServerProbe`. `on_request` is called with the outcome of each request, and its
-    tenant. A Fairlead gets tenants under hashes with `alias_key`, its API key.
+    `own_instance` and `check_endpoint` as in `ServerProbe`. `on_request` is called with the outcome of each
+    request, and its tenant. A Fairlead gets tenants under hashes with `alias_key`, its API key.
 
     `was_probed` is set after the first probe, whatever its result. `deaths`: how often its probes have found
     that the server is dead, the latest time at `died_at`.
@@ -67,6 +68,7 @@ class RemoteNode:
         health: HealthConfig | None = None,
         evictable: bool = False,
         own_instance: str | None = None,
+        check_endpoint: str | None = None,
         on_request: Callable[[Outcome, str], None] = lambda _outcome, _tenant: None,
         alias_key: str | None = None,
     ) -> None:
@@ -83,12 +85,19 @@ class RemoteNode:
         self._alias_key = alias_key or ""
         self._health = None if health is None else HealthCheck(health)
         self._server = ServerProbe(
-            node_id, upstream, requests_models=names is None, own_instance=own_instance
+            node_id,
+            upstream,
+            requests_models=names is None,
+            own_instance=own_instance,
+            check_endpoint=check_endpoint,
         )
+        self._list_problem: str | None = None
+        self._logged_problem: str | None = None
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
         self._reported: Literal["up", "closed", "down"] = "down"  # closed: to new jobs
         self._is_healthy = False  # at its latest probe
+        self._probe_problem: str | None = None
         self._on_request = on_request
         self.deaths = 0
         self.died_at = -math.inf
@@ -238,7 +247,7 @@ class RemoteNode:
     async def _probe(self) -> bool:
         """Return whether the server answers; if so, refresh its models and limits."""
         try:
-            report = await self._server.probe(was_up=self._breaker.is_up)
+            report = await self._server.probe()
         except LocalShortage:
             return self._breaker.is_up  # no request was sent: its state stays
         except UpstreamFailed:
@@ -248,6 +257,7 @@ class RemoteNode:
         return report is not None
 
     def _apply(self, report: ServerReport) -> None:
+        self._list_problem = report.problem
         before = (self.models, self._limits)
         if report.load is not None and report.load.seats:
             self._limits = self._limits_of(report.load.seats, load=report.load.load)
@@ -260,12 +270,12 @@ class RemoteNode:
 
     def _problem(self) -> str | None:
         if self._breaker.is_up:
-            return None
+            return self._list_problem
         if self.is_this_server:
             return THIS_SERVER
         if self._is_healthy:
             return "its latest requests failed"
-        return "it answers its probes with an error" if self._server.has_answered else UNANSWERED
+        return self._probe_problem or UNANSWERED
 
     def _set_models(self, models: frozenset[str]) -> None:
         self.models = models
@@ -281,13 +291,24 @@ class RemoteNode:
         if not succeeded and not self._server.has_answered and received_lately and self._relays:
             return  # it is busy with other requests: some servers handle one at a time
         self._is_healthy, answered = succeeded, self._server.has_answered
-        reason = "probe succeeded" if succeeded else "failed its probes"
+        self._probe_problem = None if succeeded else self._server.problem
+        self._log_problem(self._list_problem if succeeded else self._probe_problem)
+        reason = "probe succeeded" if succeeded else f"failed its probes: {self._probe_problem}"
         self._change(self._breaker.probed(succeeded=succeeded, answered=answered), reason)
         # If the first report has raised:
         if self._breaker.is_dead and self._reported != "down":
             self._fail(NodeFailed(f"{self.id} is down"))
         elif not self._breaker.is_up:
             self._close()
+
+    def _log_problem(self, problem: str | None) -> None:
+        """Log why a probe has failed, or that it has succeeded again, if that is new."""
+        if problem != self._logged_problem:
+            self._logged_problem = problem
+            if problem is None:
+                logger.info("probe succeeded", node=self.id)
+            else:
+                logger.warning("probe failed", node=self.id, reason=problem)
 
     def _limits_of(self, reported_seats: int, *, load: float | None = None) -> NodeLimits:
         seats = self._seats or reported_seats
@@ -344,6 +365,7 @@ def remote_node(
         api_key=config.api_key,
         speaks_messages="messages" in config.dialects,
         timeouts=upstream_timeouts(config.timeouts),
+        tls=None if config.ca_file is None else ssl.create_default_context(cafile=config.ca_file),
         may_be_restricted=may_be_restricted,
     )
     # 1 is the default: then the seats that a Fairlead reports are used instead.
@@ -357,8 +379,9 @@ def remote_node(
         filters=config.filters,
         answer_bytes=config.answer_bytes,
         dialects=config.dialects,
-        health=health,
+        health=config.health_check or health,
         own_instance=own_instance,
+        check_endpoint=config.check_endpoint,
         alias_key=config.api_key,
     )
 

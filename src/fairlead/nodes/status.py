@@ -48,7 +48,8 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteStatus(msgspec.Struct, frozen=True):
     """The status of a remote node. `load` is the load that it reports, 0 or more; None if it reports none.
 
-    `ups` and `downs` count how often it came up and went down; `problem` is why it is not up, if it is not.
+    `ups` and `downs` count how often it came up and went down; `problem` is why it is not up, or why its list
+    of models is not used.
     """
 
     id: str

@@ -191,7 +191,8 @@ class WaitingComments:
         """See `WaitingEvents`."""
         if waiting is None:
             return encode_comment("running")
-        return encode_comment(f"queued position={waiting.position} estimated_wait={waiting.estimated_wait_s}")
+        known = "" if waiting.estimated_wait_s is None else f" estimated_wait={waiting.estimated_wait_s}"
+        return encode_comment(f"queued position={waiting.position}{known}")
 
     def end(self) -> bytes:
         """See `WaitingEvents`."""

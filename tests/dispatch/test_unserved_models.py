@@ -1,0 +1,18 @@
+"""Jobs for a model that no server has."""
+
+import pytest
+
+from dispatch.recorded import job
+from fairlead.config import QueueConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import QueueTimeout
+
+
+async def test_no_wait_is_estimated_while_no_server_has_the_model(autojump_clock, nursery):
+    dispatcher = Dispatcher(QueueConfig(timeout_s=5))
+    nursery.start_soon(dispatcher.run)
+    with pytest.raises(QueueTimeout, match="no server of the model m is up"):
+        async with dispatcher.seat(job().job):
+            pass
+    estimate = await dispatcher.estimate("m", "A", 1)
+    assert (estimate["position"], estimate["estimated_wait_s"]) == (1, None)
