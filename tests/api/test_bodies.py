@@ -18,7 +18,7 @@ from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.origin import OriginPolicy
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.shares import Shares
+from fairlead.api.request_body import BodyMemory
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import FairleadError
 from fairlead.tenancy.access import Authenticator
@@ -81,7 +81,7 @@ async def wait_for_bytes(bodies, amount):
 
 @both
 async def test_newest_body_of_the_largest_holder_is_refused(app_with):
-    bodies = Shares(10 * KB)
+    bodies = BodyMemory(10 * KB)
     async with serving(app_with(bodies)) as server:
         first, second, other = [await server.connect() for _ in range(3)]
         await first.send(of("ana", b"x" * 4 * KB)[:-1])
@@ -102,7 +102,7 @@ async def test_newest_body_of_the_largest_holder_is_refused(app_with):
 
 @both
 async def test_body_larger_than_the_total_is_too_large(app_with):
-    bodies = Shares(KB)
+    bodies = BodyMemory(KB)
     async with serving(app_with(bodies)) as server:
         answer = await server.fetch(of("ana", b"x" * 2 * KB))
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
@@ -111,7 +111,7 @@ async def test_body_larger_than_the_total_is_too_large(app_with):
 
 @both
 async def test_announced_body_that_is_not_sent_takes_no_memory(app_with):
-    bodies = Shares(KB)
+    bodies = BodyMemory(KB)
     async with serving(app_with(bodies)) as server:
         for _ in range(3):
             await (await server.connect()).send(of("ana", b"x" * KB)[:-KB])
@@ -120,7 +120,7 @@ async def test_announced_body_that_is_not_sent_takes_no_memory(app_with):
 
 @both
 async def test_disconnect_releases_the_memory_of_the_body(app_with):
-    bodies = Shares(KB)
+    bodies = BodyMemory(KB)
     async with serving(app_with(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * KB)[:-1])
@@ -132,14 +132,14 @@ async def test_disconnect_releases_the_memory_of_the_body(app_with):
 
 @both
 async def test_body_timeout_releases_the_memory_of_the_body(app_with):
-    bodies = Shares(KB)
+    bodies = BodyMemory(KB)
     async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
         assert (await server.fetch(of("ana", b"x" * KB)[:-1])).status == 408
         await wait_for_bytes(bodies, 0)
 
 
 async def test_request_with_a_started_response_is_not_refused_for_another():
-    bodies = Shares(10 * KB)
+    bodies = BodyMemory(10 * KB)
     begun = trio.Event()
 
     class Slow:
@@ -173,7 +173,7 @@ async def test_request_with_a_started_response_is_not_refused_for_another():
 
 
 async def test_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
-    bodies = Shares(10 * KB)
+    bodies = BodyMemory(10 * KB)
 
     async def wait(request: Request) -> Response:
         if len(await request.read()) > 5 * KB:
@@ -282,7 +282,7 @@ async def test_nothing_of_a_refused_body_stays_in_memory(model, freed, body):
 
 
 async def test_nothing_of_a_revoked_body_stays_in_memory(freed):
-    bodies = Shares(2_000_000)
+    bodies = BodyMemory(2_000_000)
     async with serving(direct(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * 1_900_000)[:-1])

@@ -180,6 +180,21 @@ def test_keep_alive_follows_the_version_and_the_connection_header(version, conne
     assert keeps == parser.head.keep_alive
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}",
+        b"HTTP/1.1 200 OK\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\n\r\n{}",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 100])
+def test_head_with_a_bare_line_feed_is_refused_at_once(head, step):
+    with pytest.raises(InvalidResponse, match=r"LF|CR"):
+        parsed(head[start : start + step] for start in range(0, len(head), step))
+
+
 def test_valid_part_of_a_read_is_returned_before_the_rest_is_refused():
     parser = ResponseParser()
     assert parser.feed(CHUNKED + b"3\r\nabc\r\nzz\r\n") == b"abc"

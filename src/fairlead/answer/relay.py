@@ -1,8 +1,8 @@
 """One job relayed to another server: the request as that server expects it, its response into a sink.
 
 The body of a response is relayed byte for byte; none of its headers is. If the server does not speak the
-client's dialect, both request and response are translated instead. A response of another media type
-than the API's is the node's failure: a proxy's login page must not be sent from our origin as a success.
+client's dialect, both request and response are translated instead. What is not an answer of the API
+is the node's failure: a proxy's login page must not be sent from our origin as a success.
 """
 
 from collections.abc import Container
@@ -13,26 +13,28 @@ from typing import Any
 import msgspec
 import trio
 
+from fairlead.answer.answer_body import is_stream, read_object
 from fairlead.answer.passthrough import pass_through
 from fairlead.answer.refusals import JSON, late_refusal, refusal
 from fairlead.answer.relayed_stream import RelayedStream
-from fairlead.answer.reported import BYTES_A_TOKEN, allowed_tokens, excerpt, generated_tokens
+from fairlead.answer.reported import BYTES_A_TOKEN, allowed_tokens, generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.answer.translation import TranslatedStream, translated_response
 from fairlead.answer.upstream_stream import RelayFailed
 from fairlead.config import ANSWER_BYTES, FiltersConfig
 from fairlead.errors import FairleadError, InvalidRequest, NodeRefused
-from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
+from fairlead.http.client import ContentFailed, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.headers import USER_HEADER
-from fairlead.http.response_parser import InvalidResponse, ResponseHead
+from fairlead.http.response_parser import InvalidResponse
 from fairlead.http.server_sent_events import BYTE_ORDER_MARK
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
 
-ANSWERS = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.NON_AUTHORITATIVE_INFORMATION)
-_VAGUE = ("", "text/plain")  # types that say nothing
 ERROR_BYTES = 1024 * 1024
 ERROR_BODY_S = 10.0
+# The first two have no content, and the third has a part of it.
+_NO_ANSWERS = {HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.PARTIAL_CONTENT}
+_SUCCESSES = frozenset(range(200, 300)) - _NO_ANSWERS
 
 _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -96,17 +98,18 @@ async def relay(
     async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:
         if response.head.status >= HTTPStatus.BAD_REQUEST:
             raise await _refusal(upstream.name, response, is_shown=target is request)
-        _check(upstream.name, response.head, kind)
+        if response.head.status not in _SUCCESSES:
+            raise RelayFailed(f"{upstream.name} answered {response.head.status}")
         response.decode()
-        if request.stream and response.head.content_type == JSON:
-            content = await _read_whole(upstream.name, response, answer_bytes)
-            raise _whole_for_a_stream(upstream.name, target, content)
-        if request.stream:
+        if request.stream and await is_stream(upstream.name, response, kind):
             await _stream(upstream.name, job, target, sink, answer_bytes).run(response)
-        else:
-            content = await _read_whole(upstream.name, response, answer_bytes)
-            for delta in _deltas(upstream.name, job, target, content):
-                sink.put(delta)
+            return
+        content = await read_object(upstream.name, response, answer_bytes)
+        deltas = _deltas(upstream.name, job, target, content)  # raises the error that an object reports
+        if request.stream and target is request:
+            raise RelayFailed(f"{upstream.name} sent a whole answer instead of a stream")
+        for delta in deltas:
+            sink.put(delta)
 
 
 def _translation(name: str, request: Relay, dialects: Container[str] | None) -> ChatRelay:
@@ -141,31 +144,6 @@ def _deltas(name: str, job: Job, target: Relay | ChatRelay, body: bytes) -> list
     return [_relayed_response(name, job, target.reader, body), *others]
 
 
-def _check(name: str, head: ResponseHead, kind: str) -> None:
-    """Raise `RelayFailed` unless the response is a success that may be an answer.
-
-    Its media type is the one that was requested, or one that says nothing: then only an answer of the right
-    form counts. JSON in place of a stream may be an error.
-    """
-    if head.status not in ANSWERS:
-        raise RelayFailed(f"{name} answered {head.status}")
-    if head.content_type not in (kind, JSON, *_VAGUE):
-        got = excerpt(head.content_type)
-        raise RelayFailed(f"{name} answered with {got} instead of {kind}")
-
-
-def _whole_for_a_stream(name: str, target: Relay | ChatRelay, content: bytes) -> FairleadError:
-    """Return the error of a server that has sent a whole response in place of a stream: mostly its own."""
-    assert target.reader is not None
-    try:
-        error = target.reader.read_response(content).error
-    except ValueError:
-        error = None
-    if error is None:
-        return RelayFailed(f"{name} answered with {JSON} instead of {_stream_type(target)}")
-    return late_refusal(name, error)
-
-
 async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> FairleadError:
     """Return the error of a refusal. `is_shown`: the client gets the server's own error, in its dialect.
 
@@ -173,21 +151,10 @@ async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> 
     a request that they refuse.
     """
     body = b""
-    with trio.move_on_after(ERROR_BODY_S), suppress(OSError, InvalidResponse, UpstreamFailed):
+    with trio.move_on_after(ERROR_BODY_S), suppress(OSError, InvalidResponse, UpstreamFailed, ContentFailed):
         response.decode()
-        body = await response.read_all(ERROR_BYTES)
+        body = (await response.read_all(ERROR_BYTES)).removeprefix(BYTE_ORDER_MARK)
     return refusal(name, response.head, body, is_shown=is_shown)
-
-
-async def _read_whole(name: str, response: UpstreamResponse, answer_bytes: int) -> bytes:
-    try:
-        body = await response.read_all(answer_bytes)
-    except ResponseTooLarge as error:
-        raise RelayFailed(error.message) from error  # a request may cause that
-    body = body.removeprefix(BYTE_ORDER_MARK)
-    if not body:
-        raise RelayFailed(f"{name} sent an empty answer")
-    return body
 
 
 def _relayed_response(name: str, job: Job, reader: UpstreamReader, body: bytes) -> Delta:

@@ -8,7 +8,7 @@ from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamResponse
-from fairlead.http.server_sent_events import BYTE_ORDER_MARK, EventSplitter, split_events
+from fairlead.http.server_sent_events import EventSplitter, split_events
 from fairlead.job import FinishReason, Job
 from fairlead.upstream_events import Splitter
 
@@ -44,16 +44,12 @@ class UpstreamStream(ABC):
         """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
         splitter = self._splitter()
         read_bytes = 0
-        has_events = False
         while not self._is_complete and (data := await response.read()):
             read_bytes += len(data)
             if read_bytes > STREAM_BYTES:
                 raise RelayFailed(f"{self._name} sent more than {STREAM_BYTES} bytes")
             try:
-                events = splitter.feed(data)
-                if events and not has_events:
-                    has_events, events = True, events.removeprefix(BYTE_ORDER_MARK)
-                await self._take(events)
+                await self._take(splitter.feed(data))
             except OverflowError as error:
                 raise RelayFailed(f"{self._name} sent {error}") from error
             if (pressure := self._sink.backpressure()) is not None:

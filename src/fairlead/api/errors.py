@@ -26,7 +26,7 @@ from fairlead.errors import (
     NotFound,
     UnknownCoding,
 )
-from fairlead.http.content_coding import ContentDecoder
+from fairlead.http.content_coding import REQUEST_CODINGS
 
 logger = structlog.get_logger("fairlead.api")
 
@@ -102,7 +102,7 @@ def _headers(error: FairleadError) -> dict[str, str]:
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if isinstance(error, UnknownCoding):
-        headers["Accept-Encoding"] = ", ".join(ContentDecoder.CODINGS)  # RFC 9110, 12.5.3
+        headers["Accept-Encoding"] = ", ".join(REQUEST_CODINGS)  # RFC 9110, 12.5.3
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

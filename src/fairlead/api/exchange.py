@@ -19,8 +19,7 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from fairlead.api.request import CutStream, Response
-from fairlead.api.request_body import IncomingBody
-from fairlead.api.shares import Shares
+from fairlead.api.request_body import BodyMemory, IncomingBody
 from fairlead.api.unread import UnreadAnswer
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
@@ -36,7 +35,7 @@ class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no t
 
     nursery: trio.Nursery
     incoming: IncomingBody
-    body_memory: Shares | None = None
+    body_memory: BodyMemory | None = None
     tenant: str = ""
     unread: UnreadAnswer | None = None
 
@@ -106,7 +105,8 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
 
 async def read_body(request: FairleadRequest) -> bytes:
     """Return the whole body, once. Raises as `IncomingBody.read` does."""
-    return await request.incoming.read(request.body_memory or Shares(Limits().bodies_bytes), request.tenant)
+    memory = request.body_memory or BodyMemory(Limits().bodies_bytes)
+    return await request.incoming.read(memory, request.tenant)
 
 
 def quart_response(response: Response) -> QuartResponse:

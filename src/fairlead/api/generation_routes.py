@@ -18,8 +18,7 @@ from fairlead.api.exchange import unwrap
 from fairlead.api.offload import tenant_so_far
 from fairlead.api.request import CutStream, Request, Response, View
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.request_body import IncomingBody
-from fairlead.api.shares import Shares
+from fairlead.api.request_body import BodyMemory, IncomingBody
 from fairlead.api.sse import EventStream
 from fairlead.api.unread import UnreadAnswers
 from fairlead.config import Limits
@@ -35,14 +34,14 @@ class GenerationRoutes:
         self,
         auth: RequestAuth,
         views: Mapping[str, View],
-        body_memory: Shares | None = None,
+        body_memory: BodyMemory | None = None,
         error_formats: ErrorFormats | None = None,
         unread: UnreadAnswers | None = None,
     ) -> None:
         self._auth = auth
         self._error_formats = error_formats or ErrorFormats(())
         self._views = views
-        self._body_memory = body_memory or Shares(Limits().bodies_bytes)
+        self._body_memory = body_memory or BodyMemory(Limits().bodies_bytes)
         self._unread = unread or UnreadAnswers(Limits().answers_bytes)
 
     def serves(self, scope: Any) -> bool:
@@ -78,7 +77,7 @@ class _Exchange:
         self,
         auth: RequestAuth,
         error_formats: ErrorFormats,
-        body_memory: Shares,
+        body_memory: BodyMemory,
         unread: UnreadAnswers,
         scope: Any,
         receive: Any,

@@ -26,8 +26,8 @@ from fairlead.api.offload import Offload
 from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
+from fairlead.api.request_body import BodyMemory
 from fairlead.api.services import Services
-from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.api.unread import UnreadAnswers
 from fairlead.config import Limits
@@ -61,7 +61,7 @@ class JobService:
         self.quotas = services.quotas or LocalQuotas(services.config.api_keys)
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
-        self.body_memory = Shares(services.config.limits.bodies_bytes)
+        self.body_memory = BodyMemory(services.config.limits.bodies_bytes)
         self._tenant_names = TenantNames(services.config)
         self.unread = UnreadAnswers(services.config.limits.answers_bytes, self._tenant_names.shown)
         self._in_flight: set[str] = set()

@@ -26,6 +26,7 @@ ERRORS = {
     408: "The request ran longer than `requestTimeout`, or its body took too long to arrive.",
     409: "The model was unloaded while the request waited for it, or the request does not load it.",
     413: "The body is too large.",
+    415: "The body's `Content-Encoding` is not known; `Accept-Encoding` of the response names those to use.",
     429: "The queue or a limit is full. Try again after `Retry-After` seconds.",
     500: "The server failed.",
     501: "This server does not have the route.",

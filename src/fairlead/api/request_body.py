@@ -5,6 +5,8 @@ between tenants (`shares`), as far as they are known before the body: by key, he
 used up, the largest tenant's newest request is refused. It may be receiving or encoding its body, or waiting
 to be relayed, but its response has not begun. A body that is announced but not sent does not count.
 
+A compressed body is decoded when it has arrived, in pieces, and counts in both forms meanwhile.
+
 Uses ASGI's `receive`; independent of frameworks.
 """
 
@@ -14,23 +16,30 @@ from typing import Any
 
 import trio
 
+from fairlead.api.body import invalid_field
 from fairlead.api.shares import Holding, Shares
+from fairlead.api.turns import Turns, in_turn
 from fairlead.config import Limits
-from fairlead.errors import (
-    BodiesFull,
-    BodyTimeout,
-    BodyTooLarge,
-    FairleadError,
-    InvalidRequest,
-    UnknownCoding,
-)
-from fairlead.http.content_coding import ContentDecoder, coding_of
+from fairlead.errors import BodiesFull, BodyTimeout, BodyTooLarge, FairleadError, UnknownCoding
+from fairlead.http.content_coding import ContentDecoder, InvalidContent, decoder_of
 from fairlead.http.headers import Headers
 
 FULL_RETRY_S = 2
-CONTENT_ENCODING = "Content-Encoding"
+# How much of a compressed body is decoded before other tasks run.
+DECODED_A_TURN = 64 * 1024
 
 Receive = Callable[[], Awaitable[Any]]
+
+
+class BodyMemory(Shares):
+    """The memory for all bodies. `decoding`: one body at a time is decoded, by tenants' turns.
+
+    A decoder needs memory that does not count, up to 8 MiB.
+    """
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.decoding = Turns(1)
 
 
 class IncomingBody:
@@ -49,29 +58,27 @@ class IncomingBody:
         self._limits = limits
         self._nursery = nursery
         self._cancels = cancels
-        self._shares: Shares | None = None
+        self._shares: BodyMemory | None = None
         self._holding: Holding | None = None
 
-    async def read(self, body_memory: Shares, tenant: str) -> bytes:
-        """Return the whole body, once. Count it for the tenant.
+    async def read(self, body_memory: BodyMemory, tenant: str) -> bytes:
+        """Return the whole body, decoded, once. Count it for the tenant.
 
-        It is decoded, and counts both as it was sent and as it is then. Raises `BodyTooLarge` as soon as more
-        than `limits.body_bytes` is announced, received or decoded, `BodyTimeout` after
-        `limits.body_timeout_s`, `BodiesFull`, and as `decoder_of`. If a body was not read to its end, the
-        listener closes the connection after the response.
+        Raises `BodyTooLarge` as soon as more than `limits.body_bytes` is announced, received or decoded,
+        `BodyTimeout` after `limits.body_timeout_s`, `BodiesFull`, `UnknownCoding`, `InvalidRequest` for
+        a body that cannot be decoded, and as `in_turn` does. If a body was not read to its end, the listener
+        closes the connection after the response.
         """
-        decoder = decoder_of(self._headers.get("Content-Encoding", ""))
+        decoder = _decoder_of(self._headers.get("Content-Encoding", ""))
         announced = self._headers.get("Content-Length", "")
         if announced.isdigit() and int(announced) > self._limits.body_bytes:
             raise self._too_large()
         self._shares = body_memory
         with trio.move_on_after(self._limits.body_timeout_s):
             body = await self._collect(tenant)
-            if decoder is not None:
-                body = await self._decode(decoder, body)
             if not self._cancels:
                 self._nursery.start_soon(self.watch)
-            return body
+            return body if decoder is None else await self._decode(body, decoder, tenant)
         raise BodyTimeout(f"the body took longer than {self._limits.body_timeout_s:g} s to arrive")
 
     def keep(self) -> None:
@@ -108,18 +115,23 @@ class IncomingBody:
             self._count(piece, size)
         return buffer.getvalue()
 
-    async def _decode(self, decoder: ContentDecoder, body: bytes) -> bytes:
+    async def _decode(self, encoded: bytes, decoder: ContentDecoder, tenant: str) -> bytes:
+        assert self._shares is not None
+        assert self._holding is not None
         buffer = BytesIO()
         size = 0
         try:
-            for piece in decoder.feed(body):
-                size += buffer.write(piece)
-                self._count(piece, size)
-                await trio.lowlevel.checkpoint()  # a body of some kilobytes may take a second
-        except ValueError as error:
-            raise InvalidRequest(f"the body is {error}", param=CONTENT_ENCODING) from error
-        if not decoder.is_complete:
-            raise InvalidRequest("the encoded body is cut off", param=CONTENT_ENCODING)
+            async with in_turn(self._shares.decoding, tenant, timeout_s=self._limits.body_timeout_s):
+                for start in range(0, len(encoded), DECODED_A_TURN):
+                    for piece in decoder.decode(encoded[start : start + DECODED_A_TURN]):
+                        size += buffer.write(piece)
+                        self._count(piece, size)
+                        await trio.lowlevel.checkpoint()
+                    await trio.lowlevel.checkpoint()
+            decoder.end()
+        except InvalidContent as error:
+            raise invalid_field("Content-Encoding", f"the body is {error}") from None
+        self._shares.shrink(self._holding, len(encoded))
         return buffer.getvalue()
 
     async def _next(self) -> tuple[bytes, bool]:
@@ -161,18 +173,12 @@ class IncomingBody:
         return BodyTooLarge(f"the body is larger than {self._limits.body_bytes} bytes")
 
 
-def decoder_of(encoding: str) -> ContentDecoder | None:
-    """Return what decodes a body with this `Content-Encoding`; None if it is not encoded.
-
-    Raises `UnknownCoding` for any other, or several: a body that was compressed twice helps only attackers.
-    """
-    coding = coding_of(encoding)
-    if coding is None:
-        return None
+def _decoder_of(encoding: str) -> ContentDecoder | None:
+    """Return the decoder for a `Content-Encoding`, if the body is encoded. Raises `UnknownCoding`."""
     try:
-        return ContentDecoder(coding)
+        return decoder_of(encoding)
     except ValueError as error:
-        raise UnknownCoding(f"the body has {error}", param=CONTENT_ENCODING) from error
+        raise UnknownCoding(f"Content-Encoding: the body has {error}", param="Content-Encoding") from None
 
 
 async def _raise(error: FairleadError) -> None:

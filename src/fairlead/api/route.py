@@ -107,7 +107,7 @@ class Route:
         """The statuses of the errors that the route may respond with."""
         statuses = {*self.errors}
         if self.body is not None:
-            statuses |= {400, 408, 413}
+            statuses |= {400, 408, 413, 415}
         if self.permission is not Permission.PROBE:
             statuses.add(403)
         if self.permission not in KEYLESS:

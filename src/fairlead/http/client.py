@@ -1,7 +1,7 @@
 """An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
 
 An exchange that is cancelled, fails or is left early closes its connection, at once and without waiting. One
-that was read to its end keeps it for reuse. No redirect is followed; content codings are decoded on request.
+that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded unless asked for.
 Independent of jobs and API formats.
 
 A response may come before its request has been sent. A success is read while the rest is sent. After any
@@ -20,7 +20,7 @@ import trio
 from fairlead.config.urls import is_http_url, secrets_in, shown_url
 from fairlead.errors import NodeFailed, NodeFull
 from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
-from fairlead.http.content_coding import ContentDecoder, coding_of
+from fairlead.http.content_coding import ContentDecoder, InvalidContent, decoder_of
 from fairlead.http.idle_connections import IdleConnections
 from fairlead.http.links import connect, connect_to_path
 from fairlead.http.request_head import RequestHeads, StreamedBody
@@ -39,6 +39,10 @@ class UpstreamFailed(NodeFailed):
 
 class LocalShortage(UpstreamFailed, NodeFull):
     """This machine has no descriptor or memory left for a connection, which is not the server's fault."""
+
+
+class ContentFailed(NodeFailed):
+    """The server's response is not encoded as its head says. The server lives: only this exchange fails."""
 
 
 class ResponseTooLarge(UpstreamFailed):
@@ -87,17 +91,9 @@ class UpstreamResponse:
         self._connection = connection
         self._clock = clock
         self._first = first
+        self._unread = b""
         self._decoder: ContentDecoder | None = None
         self._decoded: Iterator[bytes] = iter(())
-
-    def decode(self) -> None:
-        """Decode the body from now on, if it is encoded. Raises `UpstreamFailed` for an unknown coding."""
-        coding = coding_of(self.head.headers.get("content-encoding", ""))
-        if coding is not None:
-            try:
-                self._decoder = ContentDecoder(coding)
-            except ValueError as error:
-                raise UpstreamFailed(f"{self._name} sent {error}") from error
 
     @property
     def is_complete(self) -> bool:
@@ -107,30 +103,46 @@ class UpstreamResponse:
     async def read(self) -> bytes:
         """Wait for the next bytes of the body and return them; empty at the end of the body.
 
-        Raises `UpstreamFailed` when the connection ends before the body does.
+        Raises `UpstreamFailed` when the connection ends before the body does, and `ContentFailed`.
         """
+        if self._unread:
+            piece, self._unread = self._unread, b""
+            return piece
         if self._decoder is None:
-            return await self._read()
+            return self._shown(await self._receive())
         try:
             while not (piece := next(self._decoded, b"")):
-                if not (data := await self._read()):
-                    if not self._decoder.is_complete:
-                        raise ValueError("an encoded body that is cut off")
+                data = await self._receive()
+                if not data:
+                    self._decoder.end()
                     return b""
-                self._decoded = self._decoder.feed(data)
-        except ValueError as error:
-            raise UpstreamFailed(f"{self._name} sent {error}") from error
-        return piece
+                self._decoded = self._decoder.decode(data)
+        except InvalidContent as error:
+            raise ContentFailed(f"{self._name} sent {error}") from error
+        await trio.lowlevel.checkpoint()  # a few bytes may decode to many pieces
+        return self._shown(piece)
 
-    async def _read(self) -> bytes:
+    def unread(self, data: bytes) -> None:
+        """Let the next `read` return this."""
+        self._unread = data
+
+    def decode(self) -> None:
+        """Undo the body's content coding from now on. Raises `ContentFailed` if it is unknown."""
+        try:
+            self._decoder = decoder_of(self.head.headers.get("content-encoding", ""))
+        except ValueError as error:
+            raise ContentFailed(f"{self._name} sent {error}") from error
+
+    async def _receive(self) -> bytes:
+        """Return the next bytes of the body as they were sent; empty at its end."""
         if self._first:
             first, self._first = self._first, b""
-            return self._shown(first)
+            return first
         parser = self._connection.parser
         while not parser.is_complete:
             self._clock.restart()
             if piece := await self._connection.receive():
-                return self._shown(piece)
+                return piece
         return b""
 
     def _shown(self, piece: bytes) -> bytes:
