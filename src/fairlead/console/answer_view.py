@@ -56,7 +56,8 @@ class AnswerView:
         """Show the next piece."""
         match piece:
             case Queued(position, wait_s):
-                self._show(f"waiting: {position} in the queue, about {wait_s} s")
+                known = "no server has the model now" if wait_s is None else f"about {wait_s} s"
+                self._show(f"waiting: {position} in the queue, {known}")
             case ReasoningPiece(text):
                 self._think(text)
             case ToolCallPiece():

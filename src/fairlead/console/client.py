@@ -26,7 +26,7 @@ READ_TIMEOUT_S = 720.0  # above the default queue timeout plus request timeout
 ERROR_BODY_BYTES = 64 * 1024
 EVENT_BYTES = 16 * 1024 * 1024
 
-_QUEUED = re.compile(r"queued position=(\d+) estimated_wait=(\d+)")
+_QUEUED = re.compile(r"queued position=(\d+)(?: estimated_wait=(\d+))?")
 
 
 class ServerError(Exception):
@@ -45,10 +45,10 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """The request is queued. `wait_s` is the server's estimate."""
+    """The request is queued. `wait_s` is the server's estimate; None: no server has the model now."""
 
     position: int
-    wait_s: int
+    wait_s: int | None
 
 
 class ReasoningPiece(msgspec.Struct, frozen=True):
@@ -235,7 +235,7 @@ def _pieces(events: Iterator[bytes]) -> Iterator[Piece | Queued]:
     for event in events:
         for comment in event_comments(event):
             if found := _QUEUED.match(comment):
-                yield Queued(position=int(found[1]), wait_s=int(found[2]))
+                yield Queued(int(found[1]), None if found[2] is None else int(found[2]))
         data = event_data(event)
         if data is None:
             continue

@@ -8,7 +8,7 @@ import { Refusal, server } from "./server.js";
 import { eventsOf } from "./sse.js";
 import { count, hasText, percent, translate, time, wait } from "./words.js";
 
-const QUEUED = /^queued position=(\d+) estimated_wait=(\d+)$/;
+const QUEUED = /^queued position=(\d+)(?: estimated_wait=(\d+))?$/;
 const ANNOUNCEMENT_INTERVAL_MS = 10_000;
 const ANNOUNCED_CHARS = 1500; // of a finished answer, for screen readers
 const NEAR_END_PX = 48;
@@ -55,6 +55,10 @@ class Turn {
   /** Show the queue position, and count down between the server's reports. */
   queue(position, seconds) {
     clearInterval(this.clock);
+    if (seconds === null) {  // no server has the model
+      this.showState(translate("queuedOnly", { position: count(position) }), position);
+      return;
+    }
     const until = performance.now() + 1000 * seconds;
     const show = () => {
       const left = Math.ceil((until - performance.now()) / 1000);
@@ -177,7 +181,7 @@ async function answer(model, asked, turn, signal) {
   for await (const { comment, data } of eventsOf(response)) {
     if (comment !== undefined) {
       const place = QUEUED.exec(comment);
-      if (place) turn.queue(Number(place[1]), Number(place[2]));
+      if (place) turn.queue(Number(place[1]), place[2] === undefined ? null : Number(place[2]));
       else if (turn.first === null) {
         turn.leaveQueue();
         turn.showState(translate("begun"), 0);

@@ -80,6 +80,7 @@ export default {
   you: "You",
   sending: "Sending…",
   queued: "Waiting at position {position}, about {wait} left",
+  queuedOnly: "Waiting at position {position}; no server has the model now",
   overdue: "Waiting longer than expected",
   awaiting: "Waiting for {name}, which is {n}% loaded",
   awaitingLoad: "Waiting for {name}, which is being loaded",

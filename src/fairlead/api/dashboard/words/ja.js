@@ -80,6 +80,7 @@ export default {
   you: "あなた",
   sending: "送信しています…",
   queued: "{position}番目で待機中、残り約{wait}",
+  queuedOnly: "{position}番目で待機中。現在このモデルのサーバーはありません",
   overdue: "予想より長くお待ちいただいています",
   awaiting: "{name}のロードを待っています（{n}%）",
   awaitingLoad: "{name}のロードを待っています",

@@ -80,6 +80,7 @@ export default {
   you: "你",
   sending: "正在发送…",
   queued: "排在第 {position} 位，大约还需 {wait}",
+  queuedOnly: "排在第 {position} 位；目前没有提供该模型的服务器",
   overdue: "等待时间比预计的长",
   awaiting: "正在等待 {name} 加载（{n}%）",
   awaitingLoad: "正在等待 {name} 加载",
