@@ -199,7 +199,8 @@ def test_missing_file_is_bad_usage(app, folder, capsys):
 
 def test_settings_without_effect_are_mentioned_when_serving(app, folder, capsys):
     write(folder, "logToStdout: both\nmodels: {m: {cmd: 'x ${PORT}'}}")
-    assert (CommandConfig("m", ("x", "5800"), proxy="http://localhost:5800"),) == served(app).models
+    command = CommandConfig("m", ("x", "${PORT}"), proxy="http://localhost:${PORT}", port=5800)
+    assert served(app).models == (command,)
     assert GroupSwap() == app.configs[-1].swap
     assert "fairlead.yaml has settings without effect: 1" in capsys.readouterr().err
 
@@ -295,7 +296,7 @@ def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, cap
     write(folder, FILE.replace("logJson: true", ""))
     served(app)
     (folder / "fairlead.yaml").chmod(0o644)
-    assert app.sources[-1].read().api_keys == (KEY,)
+    assert app.sources[-1].read(None).api_keys == (KEY,)
     assert "chmod 600 fairlead.yaml" in "".join(capsys.readouterr())
 
 

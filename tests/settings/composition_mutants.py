@@ -160,8 +160,8 @@ PLACEMENT = (
     ),
     Mutant(
         _SCORE,
-        "return self.busy > 0, ",
-        "return False, ",
+        "return self._has_failed, self.busy > 0, ",
+        "return self._has_failed, False, ",
         "behaviour",
         "idle_node_is_preferred_whatever_it_reports",
     ),
@@ -181,8 +181,8 @@ PLACEMENT = (
     ),
     Mutant(
         f"{_NODES}.avoided",
-        "if failed is None or all(node is failed for node in self.accepting(ticket.job)):",
-        "if True:",
+        "avoided.add(failed)",
+        "pass",
         "behaviour",
         "failed_job_is_retried_on_the_other_node",
     ),
