@@ -219,9 +219,10 @@ def test_wrong_key_is_the_problem_of_the_node(name, tmp_path: Path):
         settings["nodes"][0]["apiKey"] = "sk-wrong"
         with fairlead(tmp_path, settings) as server:
             rig = Rig(name, server, server.url, "unused", None, backend, program)
-            until(lambda: "401" in (rig.node()["problem"] or ""), within_s=10)
+            status = "400" if name == "litellm" else "401"  # without a database it knows one key only
+            until(lambda: status in (rig.node()["problem"] or ""), within_s=10)
             assert "sk-wrong" not in "".join(server.log) + str(rig.node())
-            assert any("401" in line for line in server.log)
+            until(lambda: any(status in line for line in server.log), within_s=5)
 
 
 # Programs in front -----------------------------------------------------------------------------------------
