@@ -5,7 +5,7 @@ import pytest
 from dispatch.recorded import job
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.errors import QueueTimeout
+from fairlead.errors import QueueFull, QueueTimeout
 
 
 async def test_no_wait_is_estimated_while_no_server_has_the_model(autojump_clock, nursery):
@@ -16,3 +16,9 @@ async def test_no_wait_is_estimated_while_no_server_has_the_model(autojump_clock
             pass
     estimate = await dispatcher.estimate("m", "A", 1)
     assert (estimate["position"], estimate["estimated_wait_s"]) == (1, None)
+
+
+async def test_retry_time_is_short_for_an_estimate_of_nothing_and_longer_without_an_estimate(autojump_clock):
+    estimator = Dispatcher(QueueConfig()).estimator
+    assert estimator.add_retry_time(QueueFull("full", estimated_wait_s=0), "m").retry_after_s == 1
+    assert estimator.add_retry_time(QueueFull("full"), "m").retry_after_s >= 10

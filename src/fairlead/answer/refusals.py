@@ -71,7 +71,7 @@ def refusal(name: str, head: ResponseHead, body: bytes, *, is_shown: bool) -> Fa
     """
     reason = _reason(body)
     told = reason.message if isinstance(reason.message, str) else None
-    if _is_full(head.status) or (head.status == HTTPStatus.CONFLICT and reason.code == ModelUnloaded.code):
+    if head.status in FULL or (head.status == HTTPStatus.CONFLICT and reason.code == ModelUnloaded.code):
         return _full(name, head.status, told or body, retry_after_s(head))
     message = _message(name, head.status, body if is_shown or told is None else told)
     return _refused(name, head.status, message, body if is_shown and _is_error(head, body) else b"")
@@ -84,15 +84,11 @@ def late_refusal(name: str, error: UpstreamError, *, has_begun: bool = False) ->
     error: what it names in place of a status counts as the status would; without that the server has failed.
     has_begun: whether it stands in the middle of an answer, where a server that is full has failed as well.
     """
-    if error.status is None or (has_begun and _is_full(error.status)):
+    if error.status is None or (has_begun and error.status in FULL):
         return RelayFailed(f"{name} failed: {error.message}")
-    if _is_full(error.status):
+    if error.status in FULL:
         return _full(name, error.status, error.message, None)
     return _refused(name, error.status, _message(name, error.status, error.message), b"")
-
-
-def _is_full(status: int) -> bool:
-    return status in FULL
 
 
 def _full(name: str, status: int, told: str | bytes, after_s: int | None) -> NodeFull:

@@ -74,7 +74,7 @@ class JobAdmission:
 
 
 def full_error(nodes: NodePool, job: JobSpec) -> NodesFull | None:
-    """Return the error of a job whose nodes have all rejected jobs as full; None if one has not."""
+    """Return the error of a job if all nodes that could run it are full; None if one is not."""
     pause = nodes.is_full_for(job)
     if pause is None:
         return None

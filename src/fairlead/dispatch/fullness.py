@@ -1,7 +1,7 @@
-"""One model of a node that has rejected jobs as full: who gets no seat there, and who tries again. Pure.
+"""One model of a node that has rejected jobs as full: which tenants wait, and which job tries again. Pure.
 
-After a rejection nobody gets a seat for a while; then one job tries, not all. If it succeeds, all others
-follow. If it is rejected, the pause begins again, twice as long, unless the node names a time.
+After a rejection no job gets a seat for a while. Then one job tries. If it succeeds, all others follow. If it
+is rejected, the pause begins again, twice as long, unless the node names a time.
 
 A tenant may have requests that a node always rejects, so it is paused for the whole time, and all others only
 until one of them has tried.

@@ -94,7 +94,7 @@ class Tickets:
         self._nodes.update_full(node)
 
     def succeeded(self, ticket: Ticket) -> None:
-        """End the pause of a model whose node serves the job that tried."""
+        """End the pause of a full model, because its node serves the job that tried."""
         node = ticket.node
         if ticket.is_trial and node is not None:
             ticket.is_trial = False

@@ -204,7 +204,8 @@ class WaitEstimator:
                 error.queue_position = behind_all.position
                 if self._scheduler.is_served(model):
                     error.estimated_wait_s = behind_all.estimated_wait_s
-            error.retry_after_s = retry_after_s(error.estimated_wait_s or NO_SERVER_S, self._random)
+            wait_s = NO_SERVER_S if error.estimated_wait_s is None else error.estimated_wait_s
+            error.retry_after_s = retry_after_s(wait_s, self._random)
             if isinstance(error, QueueFull):
                 error.message += f"; try again in {error.retry_after_s} s"
         return error

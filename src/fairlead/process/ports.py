@@ -5,8 +5,8 @@ free before the command starts, and the program that listens on it afterwards mu
 
 The command's own server is usually in its process group. It need not be: `docker run` lets a daemon listen,
 and a script may start a server in a session of its own. So a stranger is a process outside the group that ran
-before the command was started and is no container runtime. Where the system does not tell whose socket it is
-(another system than Linux, another user's process), a listener that came after the start counts as the
+before the command was started and is no container runtime. Where the system does not name the owner of a
+socket (another system than Linux, another user's process), a listener that came after the start counts as the
 command's own.
 """
 
