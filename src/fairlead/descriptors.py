@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from fairlead.config import Config, Limits
+from fairlead.config import MOST_UPLOADS, Config, Limits
 from fairlead.http.idle_connections import MAX_IDLE
 from fairlead.http.listener import REFUSALS
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
@@ -86,7 +86,7 @@ def share(config: Config, *, descriptors: int, in_use: int) -> Share:
     local = config.local_models
     servers = sum(model.is_relayed for model in local) + len(config.nodes)
     servers += sum(replicas.most for _, replicas in config.cluster_models.values())
-    needed = in_use + FOR_THE_REST + REFUSALS
+    needed = in_use + FOR_THE_REST + REFUSALS + MOST_UPLOADS
     needed += PER_MODEL * len(local) + PER_NODE * servers
     reserved = min(needed, descriptors // 2)  # where the limit is very low, clients have half of it
     fit = max(1, (descriptors - reserved) // PER_CONNECTION)

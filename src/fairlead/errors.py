@@ -131,17 +131,18 @@ class NotServed(FairleadError):
 
 
 class BodyTooLarge(FairleadError):
-    """The body exceeds `limits.bodyBytes` or `limits.bodiesBytes`."""
+    """The body exceeds `limits.bodyBytes` or `limits.bodiesBytes`; a form, `limits.uploadBytes`."""
 
     status = 413
     code = "body_too_large"
 
 
 class UnknownCoding(FairleadError):
-    """The body has a `Content-Encoding` that is not decoded here."""
+    """The body has a `Content-Encoding` that is not decoded here. `known`: what to use; empty: the usual."""
 
     status = 415
     code = "unknown_coding"
+    known: tuple[str, ...] = ()
 
 
 # Exhausted capacity --------------------------------------------------------------------------------
@@ -173,6 +174,13 @@ class BodiesFull(FairleadError):
 
     status = 429
     code = "bodies_full"
+
+
+class UploadsFull(FairleadError):
+    """The forms on disk reach `limits.uploadsBytes`, and this tenant has more of them than others."""
+
+    status = 429
+    code = "uploads_full"
 
 
 class RateLimited(FairleadError):
@@ -352,6 +360,13 @@ class NodesLimited(NodesFull):
 
 class NoOtherNode(NoNode):
     """Every node that could run the job has refused it because of its own key or set-up."""
+
+
+class UploadFailed(FairleadError):
+    """A form cannot be written to the disk, or not be read from there."""
+
+    status = 503
+    code = "upload_failed"
 
 
 class Draining(FairleadError):

@@ -349,4 +349,5 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         body_bytes=None if relay is None else relay.size,
         must_be_relayed=relay is not None and not job.prompts,
         needs_own_node=job.needs_own_node,
+        has_no_tokens=job.has_no_tokens,
     )

@@ -1,7 +1,7 @@
 """The values that modules exchange: jobs from clients and the deltas of their answers. Only data."""
 
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -70,6 +70,49 @@ class Passthrough(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...]
 
 
+class FormPart(msgspec.Struct, frozen=True):
+    """A part of a form. `start` and `size`: where its content is among those of all parts.
+
+    `filename` None: it is a field, not a file. `content_type`: empty if it has none.
+    """
+
+    name: str
+    filename: str | None
+    content_type: str
+    start: int
+    size: int
+
+
+class FormContents(Protocol):
+    """The contents of a form's parts, joined, as long as its request lasts."""
+
+    async def read(self, start: int, size: int) -> bytes:
+        """Return some of them. Raises `UploadFailed`."""
+        ...
+
+
+class Form(msgspec.Struct, frozen=True):
+    """A form, which a node gets with its own name of the model as the field `model`."""
+
+    parts: tuple[FormPart, ...]
+    contents: FormContents
+
+
+class Media(msgspec.Struct, frozen=True):
+    """A request whose answer is relayed as it arrives, whatever its type: sound, an image, JSON or events.
+
+    method: POST, or GET, which names the model in its query and has no body.
+    accept: the client's header of that name.
+    form: the body; None: it is JSON, as in other requests.
+    requested: the model's name in the form.
+    """
+
+    method: str = "POST"
+    accept: str = ""
+    form: Form | None = None
+    requested: str = ""
+
+
 class ChatRelay(msgspec.Struct, frozen=True):
     """A request as a chat completion of OpenAI, for nodes that speak no other dialect.
 
@@ -89,7 +132,7 @@ class Relay(msgspec.Struct, frozen=True):
     `reader` reads the node's response, which needs none with a `passthrough`. A node that does not speak
     `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: even
     nodes that speak it get `chat`, because only `chat` has the whole request. `headers` are those of the
-    client's that belong to the dialect, and go with `body` only.
+    client's that belong to the dialect, and go with `body` only. With `media` the answer may be of any type.
     """
 
     path: str
@@ -101,10 +144,11 @@ class Relay(msgspec.Struct, frozen=True):
     chat: ChatRelay | None = None
     only_chat: bool = False
     headers: tuple[tuple[str, str], ...] = ()
+    media: Media | None = None
 
     @property
     def size(self) -> int:
-        """The bytes of the request, in both forms."""
+        """The bytes of the request in memory, in both forms. A form is in a file."""
         return len(self.body) + (0 if self.chat is None else len(self.chat.body))
 
 
@@ -175,9 +219,16 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def method(self) -> str:
-        """The HTTP method of its request. Routes that make jobs are POST, except those below `/upstream`."""
-        passthrough = self.relay.passthrough if self.relay is not None else None
-        return "POST" if passthrough is None else passthrough.method
+        """The HTTP method of its request, which is POST for most routes that make jobs."""
+        if self.relay is None:
+            return "POST"
+        request = self.relay.passthrough or self.relay.media
+        return "POST" if request is None else request.method
+
+    @property
+    def has_no_tokens(self) -> bool:
+        """Whether neither its prompt nor its answer has tokens, so that the request itself is charged."""
+        return self.relay is not None and self.relay.media is not None
 
     @property
     def reader(self) -> UpstreamReader | None:

@@ -1,6 +1,7 @@
-"""Images, audio and video, which this server does not accept: nothing decodes them."""
+"""Images, audio and video, which our engine does not accept: nothing decodes them, and no path is opened."""
 
 import base64
+from pathlib import Path
 
 import pytest
 
@@ -73,12 +74,13 @@ def test_options_for_reading_media_are_refused_or_ignored(server: Target):
     "CVE-2024-4888",
 )
 @pytest.mark.parametrize("route", ["transcriptions", "translations", "speech"])
-def test_no_route_accepts_audio(server: Target, route):
+def test_recordings_are_refused_for_models_of_our_engine(server: Target, route):
     form = (
         b'--a\r\nContent-Disposition: form-data; name="file"; filename="/etc/passwd"\r\n\r\n'
         + bytes(1_000_000)
         + b"\r\n--a--\r\n"
     )
     headers = {"Content-Type": "multipart/form-data; boundary=a"}
-    assert server.post(f"/v1/audio/{route}", form, headers=headers).status_code == 404
-    assert server.post(f"/audio/{route}", {"file": "/etc/passwd"}).status_code == 404
+    server.refuses(f"/v1/audio/{route}", form, "model", headers=headers)
+    server.refuses(f"/audio/{route}", {"file": "/etc/passwd"}, "model")
+    assert Path("/etc/passwd").exists()

@@ -48,7 +48,6 @@ ROUTES = {
     "GET /user/info": ["GHSA-69x8-hrgq-fjj8"],
     "GET /users/list": ["CVE-2025-0628"],
     "GET /get_image": ["CVE-2024-4889"],
-    "POST /audio/transcriptions": ["CVE-2024-4888"],
     "POST /guardrails/test_custom_code": ["CVE-2026-40217", "CVE-2026-59821"],
     "POST /prompts/test": ["CVE-2026-42203"],
     "POST /mcp-rest/test/connection": ["CVE-2026-42271", "CVE-2026-30623"],

@@ -41,6 +41,13 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/rerank": {"query": "hello", "documents": ["world"]},
     "/v2/rerank": {"query": "hello", "documents": ["world"]},
     "/score": {"text_1": "hello", "text_2": ["world"]},
+    "/audio/transcriptions": {},
+    "/audio/translations": {},
+    "/audio/speech": {"input": "hello"},
+    "/images/generations": {"prompt": "hello"},
+    "/images/edits": {"prompt": "hello"},
+    "/images/variations": {},
+    "/moderations": {"input": "hello"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [10]},
     "/api/chat": {"messages": _MESSAGES},
@@ -69,7 +76,10 @@ def call_of(route: Route, *, node_url: str = "http://10.0.0.2:8000", **names: st
     if route.path == "/nodes" and route.method == "POST":
         return Call(route.method, path, json.dumps({"id": "big", "url": node_url}).encode())
     fields = _BODIES.get(route.path.removeprefix("/v1"))
-    body = b"" if fields is None else json.dumps({"model": "small", **fields}).encode()
+    if route.path.endswith("/audio/voices"):
+        path += "?model=remote"
+    model = "remote" if route.tag == "media" else "small"
+    body = b"" if fields is None else json.dumps({"model": model, **fields}).encode()
     return Call(route.method, path, body)
 
 

@@ -11,6 +11,7 @@ import trio
 from settings.cache_settings import BLOCK
 from settings.cases import FRONTS
 from settings.documents import Document, file_with
+from settings.limit_settings import FORM, form
 from settings.prompts import random_text
 from settings.queue_settings import LONG_TOKENS, RELAY_NODE
 from settings.relay_settings import URL
@@ -436,3 +437,23 @@ async def fault_of_a_vocabulary_is_shown_by_every_process(server: Served) -> Non
             (shown,) = (node for node in found if node["models"] == ["odd"])
         if shown:
             assert shown["problem"] == message, path
+
+
+@behaviour({"nodes": [RELAY_NODE]})
+async def turns_of_tenants_hold_across_kinds_of_routes(server: Served) -> None:
+    """Five requests of ana, then two of ben, for one seat: A B A B A A A."""
+    server.upstream.delay_s = 1
+    await server.until(lambda: server.upstream.times)
+    requests = ("/v1/audio/transcriptions", "/v1/images/generations", "/v1/chat/completions")
+    jobs = []
+    for number, name in enumerate(["A1", "A2", "A3", "A4", "A5", "B1", "B2"]):
+        headers = {"X-Request-Id": name, "X-OpenWebUI-User-Id": name[0]}
+        path = requests[number % len(requests)]
+        if path.startswith("/v1/audio"):
+            jobs.append(server.start(path, form(), headers=headers | FORM))
+        else:
+            jobs.append(server.start(path, {"model": "far", "messages": [], "prompt": "x"}, headers=headers))
+        await trio.sleep(0.1)
+    assert [(await job.done()).status for job in jobs] == [200] * 7
+    order = [request.headers["x-request-id"] for request in server.upstream.posted]
+    assert order == ["A1", "B1", "A2", "B2", "A3", "A4", "A5"]

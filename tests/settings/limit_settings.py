@@ -1,6 +1,7 @@
 """Scenarios for the limits on the resources that a client can hold."""
 
 import signal
+from typing import Any
 from unittest.mock import patch
 
 import trio
@@ -9,7 +10,7 @@ from fairlead.structured.trial_process import TrialResult
 from fairlead.structured.trials import GrammarTrials
 from settings.cases import setting
 from settings.queue_settings import RELAY_NODE
-from settings.served import Served
+from settings.served import Pending, Served
 from simulation.http_client import Client, request
 
 SLOW_READER_BUFFER_BYTES = 400
@@ -55,6 +56,48 @@ async def bytes_of_all_bodies_are_limited(server: Served) -> None:
     assert [(await job.done()).status for job in jobs] == [200, 200, 429]
 
 
+FORM = {"Content-Type": "multipart/form-data; boundary=b"}
+NODES = {"nodes": [RELAY_NODE | {"seats": 9}]}
+
+
+def form(file: bytes = b"RIFF") -> bytes:
+    """Return a form for speech, which a node transcribes."""
+    disposition = b"--b\r\nContent-Disposition: form-data; name="
+    return b"".join(
+        (
+            disposition,
+            b"model\r\n\r\nfar\r\n",
+            disposition,
+            b"file; filename=a\r\n\r\n",
+            file,
+            b"\r\n--b--\r\n",
+        )
+    )
+
+
+def transcribe(server: Served, file: bytes = b"RIFF", **options: Any) -> Pending:
+    """Begin to send a form."""
+    return server.start("/v1/audio/transcriptions", form(file), headers=FORM, **options)
+
+
+@setting("limits.uploadBytes", limited(uploadBytes=1000) | NODES)
+async def bytes_of_a_form_are_limited(server: Served) -> None:
+    await server.until(lambda: server.upstream.times)
+    sizes = (500, 1000)
+    assert [(await transcribe(server, b"x" * size).done()).status for size in sizes] == [200, 413]
+
+
+@setting("limits.uploadsBytes", limited(uploadsBytes=250_000, uploadBytes=150_000) | NODES)
+async def bytes_of_all_forms_are_limited(server: Served) -> None:
+    server.upstream.delay_s = 5
+    await server.until(lambda: server.upstream.times)
+    jobs = []
+    for _ in range(3):
+        jobs.append(transcribe(server, b"x" * 100_000, host="10.0.3.9"))
+        await trio.sleep(0.5)
+    assert [(await job.done()).status for job in jobs] == [200, 200, 429]
+
+
 @setting("limits.answersBytes", limited(answersBytes=20_000))
 async def bytes_of_unread_answers_are_limited(server: Served) -> None:
     """Two answers fit the budget for one tenant, but not a third."""
@@ -94,6 +137,19 @@ async def time_to_compile_a_schema_is_limited(server: Served) -> None:
         answer = await server.complete(structured_outputs={"json": {}}, ignore_eos=False).done()
     assert answer.status == 400
     assert b"more than 0.02 s" in answer.body
+
+
+@setting("limits.uploadTimeout", limited(uploadTimeout=2) | NODES)
+async def slow_form_times_out(server: Served) -> None:
+    await server.until(lambda: server.upstream.times)
+    client = server.connect()
+    began_s = trio.current_time()
+    answer = await client.fetch(
+        request("POST", "/v1/audio/transcriptions", form(b"x" * 100), headers=FORM)[:-50]
+    )
+    assert answer is not None
+    assert answer.status == 408
+    assert trio.current_time() - began_s < 3
 
 
 @setting("limits.bodyTimeout", limited(bodyTimeout=2))

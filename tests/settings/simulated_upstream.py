@@ -12,7 +12,7 @@ from simulation.streams import End
 
 @dataclass
 class Received:
-    """One request."""
+    """One request. `document` is empty for a form."""
 
     method: str
     path: str
@@ -86,7 +86,8 @@ class SimulatedUpstream:
             if not (more := await end.receive()):
                 return False
             body += more
-        request = Received(method, path, headers, json.loads(body or b"{}"))
+        is_form = headers.get("content-type", "").startswith("multipart/")
+        request = Received(method, path, headers, {} if is_form else json.loads(body or b"{}"))
         self.received.append(request)
         if not self.responds:
             await trio.sleep_forever()

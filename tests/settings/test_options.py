@@ -134,6 +134,7 @@ TESTS = {
     "$CC": "tests/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
     "$NO_COLOR": "tests/cli/test_announcer.py::test_no_color_removes_colors",
     "$NOTIFY_SOCKET": f"{_MACHINE}systemd_is_notified_of_readiness_and_of_stopping",
+    "$TMPDIR": "tests/api/test_media.py::test_forms_are_kept_in_the_folder_that_the_environment_names",
     "$HF_HOME": f"{_MACHINE}doctor_reports_the_hubs_folder_and_token",
     "$HF_TOKEN": f"{_MACHINE}doctor_reports_the_hubs_folder_and_token",
 }

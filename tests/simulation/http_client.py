@@ -150,7 +150,9 @@ def request(
     lines = [f"{method} {path} HTTP/1.1", "Host: 10.0.0.1"]
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     if body is not None:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]
+        if "Content-Type" not in (headers or {}):
+            lines.append("Content-Type: application/json")
+        lines.append(f"Content-Length: {len(data)}")
     if close:
         lines.append("Connection: close")
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]

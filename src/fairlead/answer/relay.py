@@ -5,7 +5,7 @@ client's dialect, both request and response are translated instead. What is not 
 is the node's failure: a proxy's login page must not be sent from our origin as a success.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from fairlead.answer.answer_body import is_stream, read_object
+from fairlead.answer.media_relay import relay_media, with_model, written_form
 from fairlead.answer.passthrough import pass_through
 from fairlead.answer.refusals import JSON, late_refusal, refusal
 from fairlead.answer.relayed_stream import RelayedStream
@@ -22,12 +23,13 @@ from fairlead.answer.sink import Sink
 from fairlead.answer.translation import TranslatedStream, translated_response
 from fairlead.answer.upstream_stream import RelayFailed
 from fairlead.config import ANSWER_BYTES, FiltersConfig
-from fairlead.errors import FairleadError, InvalidRequest, NodeRefused
+from fairlead.errors import FairleadError, InvalidRequest, NodeRefused, NodeUnsuited
 from fairlead.http.client import ContentFailed, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.headers import USER_HEADER
+from fairlead.http.request_head import StreamedBody
 from fairlead.http.response_parser import InvalidResponse
 from fairlead.http.server_sent_events import BYTE_ORDER_MARK
-from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
+from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Media, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
@@ -83,23 +85,25 @@ async def relay(
     if request.passthrough is not None:
         await pass_through(upstream, job, request, request.passthrough, sink)
         return
+    if request.media is not None and dialects is not None and request.dialect not in dialects:
+        raise NodeUnsuited.of(NodeRefused(f"{upstream.name} does not serve {request.path}", status=404))
     target: Relay | ChatRelay = request
     if request.only_chat or (dialects is not None and request.dialect not in dialects):
         target = _translation(upstream.name, request, dialects)
-    body = rewritten(target.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
     if user is not None:
         headers[USER_HEADER] = user
+    if request.media is not None:
+        await _relay_media(upstream, job, request, request.media, sink, headers, model=model, filters=filters)
+        return
+    body = rewritten(target.body, model, filters)
     if target is request:
         headers.update(request.headers)
     stream_type = _stream_type(target)
     kind = stream_type if request.stream else JSON
     async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:
-        if response.head.status >= HTTPStatus.BAD_REQUEST:
-            raise await _refusal(upstream.name, response, is_shown=target is request)
-        if response.head.status not in _SUCCESSES:
-            raise RelayFailed(f"{upstream.name} answered {response.head.status}")
+        await _check_status(upstream.name, response, is_shown=target is request)
         response.decode()
         if request.stream and await is_stream(upstream.name, response, kind):
             await _stream(upstream.name, job, target, sink, answer_bytes).run(response)
@@ -110,6 +114,42 @@ async def relay(
             raise RelayFailed(f"{upstream.name} sent a whole answer instead of a stream")
         for delta in deltas:
             sink.put(delta)
+
+
+async def _relay_media(
+    upstream: Upstream,
+    job: Job,
+    request: Relay,
+    media: Media,
+    sink: Sink,
+    headers: Mapping[str, str],
+    *,
+    model: str,
+    filters: FiltersConfig | None,
+) -> None:
+    body: bytes | StreamedBody = b""
+    path, kind = request.path, JSON
+    if media.form is not None:
+        kind, body = written_form(media.form, model, filters, requested=media.requested)
+    elif media.method == "GET":
+        path = with_model(path, model)
+    else:
+        body = rewritten(request.body, model, filters)
+    headers = headers if media.method == "GET" else {**headers, "Content-Type": kind}
+    async with upstream.exchange(
+        media.method, path, body, accept=media.accept or "*/*", headers=headers
+    ) as response:
+        await _check_status(upstream.name, response, is_shown=True)
+        response.decode()
+        await relay_media(upstream.name, job, response, sink)
+
+
+async def _check_status(name: str, response: UpstreamResponse, *, is_shown: bool) -> None:
+    """Raise the error of a response that is no success. `is_shown` is as for `_refusal`."""
+    if response.head.status >= HTTPStatus.BAD_REQUEST:
+        raise await _refusal(name, response, is_shown=is_shown)
+    if response.head.status not in _SUCCESSES:
+        raise RelayFailed(f"{name} answered {response.head.status}")
 
 
 def _translation(name: str, request: Relay, dialects: Container[str] | None) -> ChatRelay:

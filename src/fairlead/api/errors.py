@@ -102,7 +102,7 @@ def _headers(error: FairleadError) -> dict[str, str]:
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if isinstance(error, UnknownCoding):
-        headers["Accept-Encoding"] = ", ".join(REQUEST_CODINGS)  # RFC 9110, 12.5.3
+        headers["Accept-Encoding"] = ", ".join(error.known or REQUEST_CODINGS)  # RFC 9110, 12.5.3
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

@@ -91,6 +91,7 @@ class _Exchange:
         self._limits = scope.get("state", {}).get("limits") or Limits()
         self._direct = scope.get("extensions", {}).get("fairlead")
         self._request = Request(scope, self._read)
+        self._request.open_body = self._open_body
         self._unread = unread.of(self._request, self._direct)
         self._incoming: IncomingBody | None = None
         self._has_begun = False
@@ -168,9 +169,12 @@ class _Exchange:
 
     async def _read(self) -> bytes:
         """Return the whole body; see `IncomingBody.read`."""
+        return await self._open_body().read(self._body_memory, tenant_so_far(self._request))
+
+    def _open_body(self) -> IncomingBody:
         request = self._request
         self._incoming = IncomingBody(
             self._receive, request.headers, self._limits, request.nursery, cancels=self._direct is not None
         )
         request.leave_body = self._incoming.leave
-        return await self._incoming.read(self._body_memory, tenant_so_far(request))
+        return self._incoming

@@ -30,7 +30,9 @@ from fairlead.api.request_body import BodyMemory
 from fairlead.api.services import Services
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.api.unread import UnreadAnswers
+from fairlead.api.uploads import Uploads
 from fairlead.config import Limits
+from fairlead.dispatch.job_spec import REQUEST_TOKENS
 from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
@@ -62,6 +64,7 @@ class JobService:
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
         self.body_memory = BodyMemory(services.config.limits.bodies_bytes)
+        self.uploads = Uploads(services.config.limits)
         self._tenant_names = TenantNames(services.config)
         self.unread = UnreadAnswers(services.config.limits.answers_bytes, self._tenant_names.shown)
         self._in_flight: set[str] = set()
@@ -226,9 +229,8 @@ class JobService:
         self, request: Request, job: Job, times: AnswerTimes | None
     ) -> tuple[Job, JobCharge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
-        charge = await self.quotas.admit(
-            request.api_key, prompt_tokens=job.prompt_tokens, is_estimate=not job.prompts
-        )
+        tokens = REQUEST_TOKENS if job.has_no_tokens else job.prompt_tokens
+        charge = await self.quotas.admit(request.api_key, prompt_tokens=tokens, is_estimate=not job.prompts)
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
             job = msgspec.structs.replace(job, request_id=request_id)

@@ -13,6 +13,7 @@ import msgspec
 from fairlead.api.dialects import unserved
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.route import JSON, KEYLESS, Route
+from fairlead.http.multipart import FORM
 from fairlead.version import VERSION
 
 COMPONENTS = "#/components/schemas/{name}"
@@ -100,6 +101,8 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         operation["parameters"] = parameters
     if route.body is not None:
         body = {JSON: {"schema": schema_of[str(route.body)]}}
+        if route.form is not None:
+            body = {FORM: {"schema": route.form}} | body
         operation["requestBody"] = {"required": True, "content": body}
     if route.permission in KEYLESS:
         operation["security"] = []

@@ -25,7 +25,8 @@ _encode = msgspec.json.Encoder().encode
 class Request:
     """One request. All work for it runs in `nursery`, which is cancelled when the client disconnects.
 
-    `scope` is ASGI's. `read` returns the whole body, once, or raises as `IncomingBody.read` does.
+    `scope` is ASGI's. `read` returns the whole body, once, or raises as `IncomingBody.read` does. `open_body`
+    returns the body, to be received piece by piece instead.
     `leave_body` is called when the request no longer needs it. `address` is the client's. `path_parameters`
     are the variable parts of the path. `RequestAuth.enter` sets `request_id`, `api_key` and `flow`.
     `unread` counts what of the response waits for the client; None: nothing does.
@@ -37,6 +38,7 @@ class Request:
 
     __slots__ = (
         *("address", "api_key", "body_bytes", "headers", "is_job", "is_open_to_pages", "leave_body"),
+        "open_body",
         *("flow", "method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "unread"),
         *("is_forwarded", "user"),
     )
@@ -53,6 +55,7 @@ class Request:
         self.is_forwarded: bool = scope.get(FORWARDED, False)
         self.read = read
         self.leave_body: Callable[[], None] = _nothing
+        self.open_body: Callable[[], Any] = _no_body
         self.path_parameters: Mapping[str, str] = {}
         self.request_id = ""
         self.api_key: ApiKey | None = None
@@ -90,6 +93,10 @@ async def _call_at_end(call: Callable[..., None], *arguments: object) -> None:
         await trio.sleep_forever()
     finally:
         call(*arguments)
+
+
+def _no_body() -> Any:
+    raise AssertionError("the request has no body")
 
 
 def _nothing() -> None:

@@ -7,6 +7,9 @@ to be relayed, but its response has not begun. A body that is announced but not 
 
 A compressed body is decoded when it has arrived, in pieces, and counts in both forms meanwhile.
 
+A form with files is not kept in memory: it is passed on as it arrives (`uploads`), and counts against the
+space for forms in the same way.
+
 Uses ASGI's `receive`; independent of frameworks.
 """
 
@@ -20,7 +23,14 @@ from fairlead.api.body import invalid_field
 from fairlead.api.shares import Holding, Shares
 from fairlead.api.turns import Turns, in_turn
 from fairlead.config import Limits
-from fairlead.errors import BodiesFull, BodyTimeout, BodyTooLarge, FairleadError, UnknownCoding
+from fairlead.errors import (
+    BodiesFull,
+    BodyTimeout,
+    BodyTooLarge,
+    FairleadError,
+    UnknownCoding,
+    UploadsFull,
+)
 from fairlead.http.content_coding import ContentDecoder, InvalidContent, decoder_of
 from fairlead.http.headers import Headers
 
@@ -58,8 +68,11 @@ class IncomingBody:
         self._limits = limits
         self._nursery = nursery
         self._cancels = cancels
-        self._shares: BodyMemory | None = None
+        self._shares: Shares | None = None
         self._holding: Holding | None = None
+        self._most_bytes = limits.body_bytes
+        self._is_form = False
+        self._close: Callable[[], None] | None = None
 
     async def read(self, body_memory: BodyMemory, tenant: str) -> bytes:
         """Return the whole body, decoded, once. Count it for the tenant.
@@ -70,16 +83,57 @@ class IncomingBody:
         closes the connection after the response.
         """
         decoder = _decoder_of(self._headers.get("Content-Encoding", ""))
-        announced = self._headers.get("Content-Length", "")
-        if announced.isdigit() and int(announced) > self._limits.body_bytes:
-            raise self._too_large()
+        self._check_announced()
         self._shares = body_memory
         with trio.move_on_after(self._limits.body_timeout_s):
             body = await self._collect(tenant)
             if not self._cancels:
                 self._nursery.start_soon(self.watch)
-            return body if decoder is None else await self._decode(body, decoder, tenant)
+            return body if decoder is None else await self._decode(body, decoder, body_memory, tenant)
         raise BodyTimeout(f"the body took longer than {self._limits.body_timeout_s:g} s to arrive")
+
+    async def receive(
+        self,
+        space: Shares,
+        tenant: str,
+        take: Callable[[bytes], Awaitable[None]],
+        *,
+        close: Callable[[], None],
+        least_bytes: int,
+    ) -> None:
+        """Pass a form to `take` as it arrives, once. Count it for the tenant, as `least_bytes` at least.
+
+        `close` is called when the request has ended and none of its tasks runs any more.
+
+        Raises as `read` does, with the limits of forms: `limits.upload_bytes` and `limits.upload_timeout_s`.
+        The client may not stop for `limits.stall_s`. Raises `UploadsFull` instead of `BodiesFull`, and what
+        `take` raises.
+        """
+        if self._headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            message = "Content-Encoding: a form must not be compressed"
+            error = UnknownCoding(message, param="Content-Encoding")
+            error.known = ("identity",)
+            raise error
+        self._is_form, self._most_bytes, self._close = True, self._limits.upload_bytes, close
+        self._check_announced()
+        self._shares = space
+        self._holding = space.enter(tenant, owner=self)
+        self._count(least_bytes, 0)
+        with trio.move_on_after(self._limits.upload_timeout_s):
+            size, more = 0, True
+            while more:
+                with trio.move_on_after(self._limits.stall_s) as stall:
+                    piece, more = await self._next()
+                if stall.cancelled_caught:
+                    raise BodyTimeout(f"the client sent nothing for {self._limits.stall_s:g} s")
+                counted = max(size, least_bytes)
+                size += len(piece)
+                self._count(max(size, least_bytes) - counted, size)
+                await take(piece)
+            if not self._cancels:
+                self._nursery.start_soon(self.watch)
+            return
+        raise BodyTimeout(f"the form took longer than {self._limits.upload_timeout_s:g} s to arrive")
 
     def keep(self) -> None:
         """Note that the response has begun: the request can no longer be refused."""
@@ -88,6 +142,8 @@ class IncomingBody:
 
     def leave(self) -> None:
         """Stop counting the body: the request no longer needs it."""
+        if self._close is not None:
+            self._close()
         if self._shares is not None and self._holding is not None:
             self._shares.leave(self._holding)
             self._holding.owner = None  # the two would be a reference cycle
@@ -102,7 +158,7 @@ class IncomingBody:
         assert self._shares is not None
         first, more = await self._next()
         self._holding = self._shares.enter(tenant, owner=self)
-        self._count(first, len(first))
+        self._count(len(first), len(first))
         if not more:
             return first
         # `BytesIO.getvalue` returns its buffer without a copy; joining pieces would need twice the memory.
@@ -112,26 +168,27 @@ class IncomingBody:
         while more:
             piece, more = await self._next()
             size += buffer.write(piece)
-            self._count(piece, size)
+            self._count(len(piece), size)
         return buffer.getvalue()
 
-    async def _decode(self, encoded: bytes, decoder: ContentDecoder, tenant: str) -> bytes:
-        assert self._shares is not None
+    async def _decode(
+        self, encoded: bytes, decoder: ContentDecoder, body_memory: BodyMemory, tenant: str
+    ) -> bytes:
         assert self._holding is not None
         buffer = BytesIO()
         size = 0
         try:
-            async with in_turn(self._shares.decoding, tenant, timeout_s=self._limits.body_timeout_s):
+            async with in_turn(body_memory.decoding, tenant, timeout_s=self._limits.body_timeout_s):
                 for start in range(0, len(encoded), DECODED_A_TURN):
                     for piece in decoder.decode(encoded[start : start + DECODED_A_TURN]):
                         size += buffer.write(piece)
-                        self._count(piece, size)
+                        self._count(len(piece), size)
                         await trio.lowlevel.checkpoint()
                     await trio.lowlevel.checkpoint()
             decoder.end()
         except InvalidContent as error:
             raise invalid_field("Content-Encoding", f"the body is {error}") from None
-        self._shares.shrink(self._holding, len(encoded))
+        body_memory.shrink(self._holding, len(encoded))
         return buffer.getvalue()
 
     async def _next(self) -> tuple[bytes, bool]:
@@ -141,13 +198,18 @@ class IncomingBody:
             await trio.lowlevel.checkpoint()
         return message.get("body", b""), message.get("more_body", False)
 
-    def _count(self, piece: bytes, size: int) -> None:
-        """Count a received piece; `size` is the number of bytes including it."""
+    def _check_announced(self) -> None:
+        announced = self._headers.get("Content-Length", "")
+        if announced.isdigit() and int(announced) > self._most_bytes:
+            raise self._too_large()
+
+    def _count(self, more: int, size: int) -> None:
+        """Count so many bytes more; `size` is the number of received ones."""
         assert self._shares is not None
         assert self._holding is not None
-        if size > self._limits.body_bytes:
+        if size > self._most_bytes:
             raise self._too_large()
-        for refused in self._shares.grow(self._holding, len(piece)):
+        for refused in self._shares.grow(self._holding, more):
             if refused is not self._holding:
                 refused.owner.refuse()
         if self._holding.gone:
@@ -164,13 +226,18 @@ class IncomingBody:
             return BodyTooLarge(
                 f"the body is larger than {self._shares.total} bytes, the most for all bodies"
             )
+        if self._is_form:
+            return UploadsFull(
+                "the server has no space for more forms, and holds more of yours than of others'",
+                retry_after_s=FULL_RETRY_S,
+            )
         return BodiesFull(
             "the server has no memory for more request bodies, and holds more of yours than of others'",
             retry_after_s=FULL_RETRY_S,
         )
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than {self._limits.body_bytes} bytes")
+        return BodyTooLarge(f"the body is larger than {self._most_bytes} bytes")
 
 
 def _decoder_of(encoding: str) -> ContentDecoder | None:

@@ -68,6 +68,7 @@ class Route:
     Quart. `is_versionless`: the route is also served without `/v1`.
 
     `body`, `answer` and `error`, the body of an error, are types; `media` is the response's, if not JSON.
+    `form`: the schema of a form, which the body may be instead of JSON.
     `errors`: statuses besides those that follow from `body` and `permission`. `states`: error statuses with
     a response that has the same form as a successful one. `refused_fields`: fields of other servers that
     models of our engine refuse. `query`: the query's parameters, with their descriptions.
@@ -83,6 +84,7 @@ class Route:
     tag: str | None = None
     summary: str = ""
     body: Any = None
+    form: dict[str, Any] | None = None
     answer: Any = None
     error: Any = shapes.ErrorAnswer
     status: int = 200

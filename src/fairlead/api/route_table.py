@@ -22,6 +22,7 @@ from fairlead.api.dialects.score import ScoreDialect
 from fairlead.api.dialects.unserved import TOKENIZE
 from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
+from fairlead.api.media import MediaBody, MediaRoutes, described_form
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
 from fairlead.api.ollama_table import OLLAMA_ROUTES
@@ -65,6 +66,54 @@ _GENERATION = group(
         answer=shapes.CancelledRequest,
         errors=(404,),
     ),
+)
+
+_media = partial(
+    _post,
+    view=MediaRoutes.relay,
+    permission=Permission.KEY,
+    is_direct=True,
+    is_versionless=True,
+    body=MediaBody,
+    media="*/*",
+    errors=ERRORS_OF_JOBS,
+)
+
+_MEDIA = group(
+    "media",
+    _media(
+        path="/v1/audio/transcriptions",
+        summary="Transcribe speech.",
+        form=described_form("file"),
+    ),
+    _media(
+        path="/v1/audio/translations",
+        summary="Transcribe speech, in English.",
+        form=described_form("file"),
+    ),
+    _media(path="/v1/audio/speech", summary="Speak a text."),
+    _get(
+        path="/v1/audio/voices",
+        view=MediaRoutes.voices,
+        permission=Permission.KEY,
+        is_versionless=True,
+        summary="List the voices of a model, as its server does.",
+        media="*/*",
+        errors=ERRORS_OF_JOBS,
+        query={"model": "The model. Not needed if there is only one."},
+    ),
+    _media(path="/v1/images/generations", summary="Generate images."),
+    _media(
+        path="/v1/images/edits",
+        summary="Edit images.",
+        form=described_form("image", "mask"),
+    ),
+    _media(
+        path="/v1/images/variations",
+        summary="Generate variations of an image.",
+        form=described_form("image"),
+    ),
+    _media(path="/v1/moderations", summary="Classify texts that may be harmful."),
 )
 
 _MODELS = group(
@@ -282,7 +331,16 @@ def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
             yield replace(route, path=route.path.removeprefix(VERSION), summary=summary, refused_fields=None)
 
 
-_WITH_VERSION = (*_GENERATION, *OLLAMA_ROUTES, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
+_WITH_VERSION = (
+    *_GENERATION,
+    *_MEDIA,
+    *OLLAMA_ROUTES,
+    *_MODELS,
+    *_QUEUE,
+    *_FLEET,
+    *_SERVER,
+    _DASHBOARD_FILES,
+)
 ROUTES = (*_WITH_VERSION, *_without_version(_WITH_VERSION))
 
 

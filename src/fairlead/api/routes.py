@@ -176,6 +176,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         request = g.request = Request(current.scope, partial(read_body, current))
         request.nursery = current.nursery
         request.leave_body = current.incoming.leave
+        request.open_body = partial(getattr, current, "incoming")
         request.path_parameters = match.parameters
         current.unread = self._jobs.unread.of(request, current.scope.get("extensions", {}).get("fairlead"))
         permission, is_preflight = Permission.KEY, False

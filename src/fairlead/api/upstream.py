@@ -68,11 +68,7 @@ class UpstreamRoute:
             )
         if request.api_key is not None and request.api_key.limits.tokens_per_minute is not None:
             raise Forbidden(f"this API key has a limit of tokens, which are not counted under {PREFIX}")
-        # For an image or a link in a page, a browser sends GET without `Origin`. Here it may load a model.
-        is_foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
-        if request.api_key is None and is_foreign and not self._cors.allows(request.headers):
-            message = "Sec-Fetch-Site: a page of another server may not send this request"
-            raise Forbidden(message, param="Sec-Fetch-Site")
+        refuse_foreign_page(request, self._cors)
 
     def _check_ignored(self, name: str, model: str, path: str) -> None:
         if len(path) > MAX_PATH_CHARS:
@@ -117,6 +113,17 @@ class UpstreamRoute:
         head = decode_head(first.raw.pop(0))
         headers = {**head.headers, **answer_headers(answer), **NO_SNIFFING}
         return Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
+
+
+def refuse_foreign_page(request: Request, cors: Cors) -> None:
+    """Raise `Forbidden` for a request of a page of another server that is not allowed to send it.
+
+    For an image or a link in a page, a browser sends GET without `Origin`. Here it may load a model.
+    """
+    is_foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+    if request.api_key is None and is_foreign and not cors.allows(request.headers):
+        message = "Sec-Fetch-Site: a page of another server may not send this request"
+        raise Forbidden(message, param="Sec-Fetch-Site")
 
 
 def _with_slash(request: Request, raw: str) -> Response:

@@ -10,6 +10,7 @@ from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
 from fairlead.api.generate import GenerationPipeline
 from fairlead.api.job_service import JobService
+from fairlead.api.media import MediaRoutes
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
 from fairlead.api.ollama import OllamaRoutes
@@ -48,6 +49,7 @@ class Views:
             ModelRoutes(jobs),
             Tokens(jobs),
             UpstreamRoute(jobs, cors),
+            MediaRoutes(jobs, cors),
             QueueRoutes(jobs),
             FleetRoutes(jobs),
             Admin(services),

@@ -45,12 +45,21 @@ from fairlead.config.models import (
     runs_here,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
-from fairlead.config.server import Config, Limits, QueueConfig, ResponsesConfig, ServerConfig, UpstreamConfig
+from fairlead.config.server import (
+    MOST_UPLOADS,
+    Config,
+    Limits,
+    QueueConfig,
+    ResponsesConfig,
+    ServerConfig,
+    UpstreamConfig,
+)
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [
     "ANSWER_BYTES",
     "MODEL_KINDS",
+    "MOST_UPLOADS",
     "NO_OPERATOR",
     "ROLES",
     "UNIX_PREFIX",

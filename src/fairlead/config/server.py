@@ -33,6 +33,9 @@ from fairlead.config.spelling import (
 )
 from fairlead.config.urls import HTTP_URL, is_http_url
 
+MOST_UPLOADS = 128
+"""The most forms on disk at a time: each has a descriptor."""
+
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 
 
@@ -102,6 +105,14 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     the tenant with the most loses the answers whose clients have not read for the longest time: their
     connections are closed.
     """
+    upload_bytes: AtLeastOne = 256 * 1024 * 1024
+    """Maximum size of a form with files, such as sound to transcribe, in bytes. It is kept in a file, not in
+    memory.
+    """
+    uploads_bytes: AtLeastOne = 2 * 1024 * 1024 * 1024
+    """Maximum size in bytes of all forms on disk, of all clients. Each counts as 1/128 of it at least. When
+    it is exceeded, the newest request of the tenant with the most is refused with 429.
+    """
     header_bytes: AtLeastOne = 64 * 1024
     """Maximum size of a request's headers, in bytes."""
     headers: AtLeastOne = 100
@@ -110,6 +121,8 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """Maximum number of connections at a time, of all clients."""
     body_timeout_s: Seconds = 60.0
     """How long a body may take to arrive."""
+    upload_timeout_s: Seconds = 600.0
+    """How long a form with files may take to arrive."""
     header_timeout_s: Seconds = 20.0
     """How long the headers may take to arrive."""
     idle_timeout_s: Seconds = 75.0

@@ -12,6 +12,7 @@ from fairlead.dispatch.wait_survey import ModelWaits, SeatWaits
 from fairlead.dispatch.window import SlidingWindow
 
 KEPT_JOBS = 100
+MOST_MODELS = 64  # remote nodes may change their models
 KEPT_ERRORS = 2000  # errors of one busy hour are correlated: fewer would cover only that hour
 ENOUGH_ERRORS = 30
 NEGLIGIBLE_S = 0.25  # added to both waits of a ratio: 40 ms instead of 10 ms is a small error
@@ -65,10 +66,10 @@ class MeanEstimate:
         queued_s = service_s * ahead / max(seats, 1)
         is_waiting_for_running = ahead + len(running_s) >= seats
         turn = min(ahead, len(running_s) - 1)
-        rest_s = self._rest_s(running_s[turn]) if running_s and is_waiting_for_running else 0.0
+        rest_s = self.rest_s(running_s[turn]) if running_s and is_waiting_for_running else 0.0
         return math.ceil(max(queued_s, rest_s))
 
-    def _rest_s(self, running_s: float) -> float:
+    def rest_s(self, running_s: float) -> float:
         """Return how much longer a job that has run for `running_s` will probably run."""
         if not self._service_s:
             return running_s  # assume as long again
@@ -80,12 +81,14 @@ class JobSize(msgspec.Struct, frozen=True):
     """What determines how long a job holds its seats, and how many.
 
     `output_tokens`: predicted, of the sequences that run one after another in one of its `seats`; in general
-    that is one sequence.
+    that is one sequence. `without_tokens`: the model of a job that has no tokens, which takes as long as
+    others like it; None: it has some.
     """
 
     prompt_tokens: int
     output_tokens: float
     seats: int = 1
+    without_tokens: str | None = None
 
 
 class RunningJob(msgspec.Struct, frozen=True):
@@ -218,24 +221,33 @@ class QuantileEstimate:
 
 
 class _Rates:
-    """Seconds per prompt token and per output token, fitted to the last jobs.
+    """Seconds per prompt token and per output token, fitted to the last jobs; and per job without any.
 
     They are fitted when they are needed next: jobs that find free seats need no predictions.
     """
 
     def __init__(self) -> None:
         self._speeds: deque[tuple[float, float]] = deque(maxlen=KEPT_JOBS)  # tokens per second of each job
+        self._without_tokens: dict[str, MeanEstimate] = {}  # by model
         self._is_fitted = True
         self._prompt_s = 0.0
         self._output_s = 0.0
 
     def add(self, size: JobSize, service_s: float) -> None:
+        if size.without_tokens is not None:
+            if size.without_tokens not in self._without_tokens and len(self._without_tokens) >= MOST_MODELS:
+                del self._without_tokens[next(iter(self._without_tokens))]
+            self._without_tokens.setdefault(size.without_tokens, MeanEstimate()).finished(service_s)
+            return
         service_s = max(service_s, 0.001)
         self._speeds.append((size.prompt_tokens / service_s, size.output_tokens / service_s))
         self._is_fitted = False
 
     def service_s(self, size: JobSize, *, unknown_s: float) -> float:
         """Return how long it will hold its seat; `unknown_s` before any job has finished."""
+        if size.without_tokens is not None:
+            known = self._without_tokens.get(size.without_tokens)
+            return unknown_s if known is None else known.mean_service_s
         if not self._speeds:
             return unknown_s
         self._fit()
@@ -243,6 +255,9 @@ class _Rates:
 
     def remaining_s(self, job: RunningJob) -> float:
         """Return how long it will still hold its seat; before any job has finished, as long again."""
+        if job.size.without_tokens is not None:
+            known = self._without_tokens.get(job.size.without_tokens)
+            return job.running_s if known is None else known.rest_s(job.running_s)
         if not self._speeds:
             return job.running_s
         self._fit()

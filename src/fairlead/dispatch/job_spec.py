@@ -12,6 +12,9 @@ Bytes = Annotated[int, Meta(ge=0, le=2**40)]
 Sequences = Annotated[int, Meta(ge=1, le=2**20)]
 TokensOfOne = Annotated[int, Meta(ge=0, le=2**31)]
 
+REQUEST_TOKENS = 1000
+"""The tokens that a request counts as which has none, such as one for sound or an image."""
+
 MOST_SEATS = 1024
 """The most seats that one job takes. It bounds the number of kinds of jobs (`JobKind`)."""
 
@@ -31,6 +34,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `body_bytes` is the size of its request as the client wrote it; None if it cannot be relayed.
     `wait_limit_s`: how long it may wait, if that is less than `queue.timeout`.
     `must_be_relayed`: only nodes that take such requests can run it. `needs_own_node`: remote servers cannot.
+    `has_no_tokens`: it is charged for `REQUEST_TOKENS` instead.
     """
 
     request_id: str
@@ -51,6 +55,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     body_bytes: Bytes | None = None
     must_be_relayed: bool = False
     needs_own_node: bool = False
+    has_no_tokens: bool = False
 
     @property
     def seats(self) -> int:

@@ -23,6 +23,10 @@ class TokenWeights(msgspec.Struct, frozen=True):
         """Return the weighted cost of so many tokens, predicted or counted."""
         return self.prompt * prompt_tokens + self.output * output_tokens
 
+    def cost_without_tokens(self, tokens: float) -> float:
+        """Return the cost of a request that counts as so many tokens: of the kind with the larger weight."""
+        return max(self.prompt, self.output) * tokens
+
 
 class LengthPredictor:
     """Predicts output tokens: the median of the past answers that were longer than this one is so far.

@@ -23,7 +23,7 @@ from fairlead.dispatch.estimates import (
     WaitEstimate,
     retry_after_s,
 )
-from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.job_spec import REQUEST_TOKENS, JobSpec
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.dispatch.scheduling import SchedulerQueries
 from fairlead.dispatch.ticket import Ticket
@@ -88,9 +88,11 @@ class WaitEstimator:
 
     def new_ticket(self, job: JobSpec) -> Ticket:
         """Return a ticket with the cost and the cache tokens that the job will probably have."""
-        generated = 0.0 if job.is_embedding else job.sequences * self._output_tokens(job)
+        generated = 0.0
+        if not (job.is_embedding or job.has_no_tokens):
+            generated = job.sequences * self._output_tokens(job)
         tokens = min(job.prompt_cache_tokens + round(generated), MAX_TOKENS)
-        return Ticket(job, cost=self._weights.cost(job.prompt_tokens, generated), tokens=tokens)
+        return Ticket(job, cost=self._cost(job, generated), tokens=tokens)
 
     def granted(self, waiter: Waiter) -> float:
         """Record that a job has got a seat; return the time."""
@@ -123,14 +125,21 @@ class WaitEstimator:
         longest = generated // job.sequences
         if generated:
             self._lengths.observe(job.tenant, job.model, longest)
-        if self._quantile is not None:
+        # A request without tokens that was refused at once says nothing of how long others take.
+        if self._quantile is not None and (ticket.has_begun or not job.has_no_tokens):
             self._quantile.finished(_size(job, longest, ticket.seats), service_s)
 
     def cost(self, waiter: Waiter) -> float:
         """Return what a job has cost until now; 0 before its first delta."""
         if not waiter.ticket.has_begun:
             return 0.0
-        return self._weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
+        return self._cost(waiter.ticket.job, waiter.generated())
+
+    def _cost(self, job: JobSpec, generated: float) -> float:
+        """Return the cost of a job that generates so many tokens."""
+        if job.has_no_tokens:
+            return self._weights.cost_without_tokens(REQUEST_TOKENS)
+        return self._weights.cost(job.prompt_tokens, generated)
 
     def running(self) -> Iterator[Waiter]:
         """Iterate over the jobs that have a seat, in the order in which they got it."""
@@ -382,4 +391,6 @@ def _in_turn(job: JobSpec, seats: int) -> int:
 
 def _size(job: JobSpec, output_tokens: float, seats: int) -> JobSize:
     """Return the size of a job with that many output tokens in each of its sequences."""
+    if job.has_no_tokens:
+        return JobSize(0, 0.0, seats, job.model)
     return JobSize(job.prompt_tokens, output_tokens * _in_turn(job, seats), seats)

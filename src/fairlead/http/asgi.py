@@ -87,12 +87,16 @@ class Direct(Protocol):
     def abort(self) -> None:
         """Close the connection at once, and drop what is unsent."""
 
+    def allow_body(self, seconds: float) -> None:
+        """Let the body take so long to arrive, from now on, instead of `limits.body_timeout_s`."""
+
 
 class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not followed
     """One request's ASGI state. Sending to a client that has disconnected raises."""
 
     unread: UnreadBytes | None = None
     abort: Callable[[], None]
+    allow_body: Callable[[float], None]
     _sends = 0
     _can_send: Callable[[], bool] | None = None
     _send_piece: Callable[[bytes], None]

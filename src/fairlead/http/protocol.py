@@ -100,6 +100,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._abort = abort
         self._body_channel = RequestBodyChannel(self._resume)
         self._begun = False  # a part of the next request's head has arrived
+        self._body_s = shared.limits.body_timeout_s  # how long the current body may take
         self._paused = False  # the whole request has arrived, and more data after it
         self._pending_head = b""  # the head of a response, until it is sent with the body
         self._is_chunked = False
@@ -194,7 +195,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     async def _begin(self, request: h11.Request) -> None:
         self._begun = False
-        self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
+        self._body_s = self._limits.body_timeout_s
+        self.deadline = self._end_of_body()
         path = path_of(request)
         headers = list(request.headers)
         self._address, self._is_forwarded = self._callers.proxies.client(self.client[0], headers)
@@ -217,6 +219,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             STREAM_ID,
         )
         self.stream.abort = self._abort
+        self.stream.allow_body = self._allow_body
         await self.stream.handle(
             Request(
                 stream_id=STREAM_ID,
@@ -265,8 +268,16 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     def _resume(self) -> None:
         """Restart the deadline and resume reading. The time of a full channel does not count."""
-        self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
+        self.deadline = self._end_of_body()
         self._wake()
+
+    def _allow_body(self, seconds: float) -> None:
+        self._body_s = seconds
+        if self.deadline < inf:  # the body has not arrived
+            self._resume()
+
+    def _end_of_body(self) -> float:
+        return trio.current_time() + self._body_s + self._limits.stall_s
 
     async def stream_send(self, event: Any) -> None:
         """Send a part of the response. A head with a known length is held, to be sent with its body."""

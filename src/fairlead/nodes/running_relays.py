@@ -40,7 +40,7 @@ class RunningRelays:
         sink = RelaySink(into)
         self._sinks[sink] = trio.current_time()
         try:
-            if request.stream or request.passthrough is not None:
+            if request.stream or request.passthrough is not None or request.media is not None:
                 async with self._beside(job, request, sink):
                     yield
             else:

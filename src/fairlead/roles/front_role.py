@@ -67,6 +67,7 @@ def of_one_front(config: Config) -> Config:
             limits,
             connections=ceil(limits.connections / config.fronts),
             bodies_bytes=max(limits.body_bytes, limits.bodies_bytes // config.fronts),
+            uploads_bytes=max(limits.upload_bytes, limits.uploads_bytes // config.fronts),
             answers_bytes=ceil(limits.answers_bytes / config.fronts),
         ),
         responses=replace(config.responses, store=False),
