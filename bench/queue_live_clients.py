@@ -126,7 +126,7 @@ def request(tenant: str, tokens: int, *, stream: bool = False) -> bytes:
     """Return a request for a completion of `tokens` tokens."""
     body = {"prompt": [5, 6, 7], "ignore_eos": True, "user": tenant, "max_tokens": tokens, "stream": stream}
     content = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 

@@ -228,7 +228,9 @@ class Sockets:
     async def _send(self, kind: str) -> socket.socket:
         sock = self._idle.pop() if self._idle else await self._connect()
         body = body_of(kind)
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: b\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+            body
+        )
         sock.send(head + body)
         return sock
 

@@ -135,6 +135,22 @@ STREAMS = {
     },
 }
 
+ROUTES = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"]
+# Clients of both read the text of the other: the members of their events are the same.
+ALIKE = [{CHAT, "/v1/completions"}, {"/api/chat", "/api/generate"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "other"),
+    [pair for pair in product(ROUTES, ROUTES) if len({*pair}) == 2 and {*pair} not in ALIKE],
+)
+async def test_stream_of_another_dialect_is_a_failure_and_no_empty_answer(path, other):
+    deltas = Deltas(1)
+    stream = RelayedStream("stub", relayed_job(path), READERS[path], deltas, event_bytes=100_000)
+    with pytest.raises(RelayFailed):
+        await stream.run(_FakeResponse(*stream_events(other, {}, 4, 1)))
+
+
 OBJECTS = ["null", "5", "[]", '"ping"', "{}", '{"status": "processing"}', '{"id": "c1", "choices": null}']
 OF_CHUNKS = ['{"type": "ping"}', '{"id": "c1", "choices": []}', '{"error": null}', '{"error": ""}']
 NOISE = {
@@ -417,6 +433,7 @@ async def test_any_oddities_at_any_cut_leave_the_text_and_one_end(data):
     reasons = st.sampled_from([None, None, "", "null", "stop", "length", "odd"])
     events = [piece(word, data.draw(reasons), index) for index, word in words]
     events += [piece(None, "stop", index) for index in range(n) if data.draw(st.booleans())]
+    events = events or [piece("", role="assistant")]  # a stream of nothing else is no answer
     for odd, place in data.draw(
         st.lists(st.tuples(st.sampled_from(ALL_NOISE), st.integers(0, len(events))), max_size=5)
     ):

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from fairlead.config import ConfigError, NodeConfig
-from fairlead.errors import NodeFull, NodeRefused
+from fairlead.errors import NodeFull, NodeRefused, NodeUnsuited
 from nodes.listening import RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.stub_server import whole
 
@@ -47,6 +47,24 @@ async def test_other_409_is_a_refusal_for_the_client(monkeypatch):
     error, _ = await refused(monkeypatch, 409, refusal_event("conflict"))
     assert isinstance(error, NodeRefused)
     assert error.status == 409
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        {"code": "insufficient_quota", "type": "insufficient_quota"},
+        {"code": None, "type": "insufficient_quota"},
+        {"code": "billing_hard_limit_reached", "type": "invalid_request_error"},
+        {"code": "429", "type": "budget_exceeded"},
+    ],
+)
+async def test_429_of_a_key_without_money_is_no_full_node_but_an_unsuited_one(monkeypatch, reason):
+    body = json.dumps({"error": {"message": "You exceeded your current quota", "param": None, **reason}})
+    error, reports = await refused(monkeypatch, 429, body.encode(), "Retry-After: 7\r\n")
+    assert isinstance(error, NodeUnsuited)
+    assert isinstance(error.answer, NodeRefused)
+    assert (error.answer.status, error.answer.body) == (429, body.encode())
+    assert [report[0] for report in reports] == ["up"]
 
 
 @pytest.mark.parametrize(

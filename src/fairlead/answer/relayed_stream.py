@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fairlead.answer.refusals import late_refusal
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
+from fairlead.http.server_sent_events import END_MARK, event_data
 from fairlead.job import Delta, Job
 from fairlead.upstream_events import Splitter, UpstreamEvent, UpstreamReader
 
@@ -59,6 +60,7 @@ class RelayedStream(UpstreamStream):
         self._buffered_bytes = 0
         self._dropped_bytes = 0  # since the latest text
         self._dropped_at = 0  # tokens
+        self._has_dropped = False  # events with data
         self._beginning: list[bytes] = []
         self._pending: _Pending | None = None
         self._held: dict[int, _End] = {}  # by choice
@@ -162,6 +164,7 @@ class RelayedStream(UpstreamStream):
     def _drop(self, raw: bytes) -> None:
         """Drop an event that says nothing. Their bytes are bounded between two texts, not in all."""
         self._check_silence()
+        self._has_dropped = self._has_dropped or bool(event_data(raw))
         if self._dropped_at != self._tokens:
             self._dropped_at, self._dropped_bytes = self._tokens, 0
         self._dropped_bytes += len(raw) + BUFFERED_EVENT_BYTES
@@ -196,6 +199,10 @@ class RelayedStream(UpstreamStream):
 
     def _finish(self) -> None:
         """Put the ends that were held back, and correct the token count to the server's, if plausible."""
+        is_empty = not (self._latest or self._held) and all(event_data(raw) == END_MARK for raw in self._tail)
+        if is_empty and self._has_dropped:
+            # Some servers answer in OpenAI's chunks whatever the route is, and end with the same mark.
+            raise RelayFailed(f"{self._name} sent no event of an answer to {self._job.path}")
         for index in range(self._choices):
             if index not in self._held and (missing := self._missing_end(index)):
                 self._held[index] = _End(missing, "")

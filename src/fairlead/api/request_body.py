@@ -31,7 +31,7 @@ from fairlead.errors import (
     UnknownCoding,
     UploadsFull,
 )
-from fairlead.http.content_coding import ContentDecoder, InvalidContent, decoder_of
+from fairlead.http.content_coding import REQUEST_CODINGS, ContentDecoder, InvalidContent, decoder_of
 from fairlead.http.headers import Headers
 
 FULL_RETRY_S = 2
@@ -243,7 +243,7 @@ class IncomingBody:
 def _decoder_of(encoding: str) -> ContentDecoder | None:
     """Return the decoder for a `Content-Encoding`, if the body is encoded. Raises `UnknownCoding`."""
     try:
-        return decoder_of(encoding)
+        return decoder_of(encoding, REQUEST_CODINGS)
     except ValueError as error:
         raise UnknownCoding(f"Content-Encoding: the body has {error}", param="Content-Encoding") from None
 

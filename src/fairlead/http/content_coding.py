@@ -6,7 +6,7 @@ small pieces, and counts them; a frame has at most the memory that HTTP allows (
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 if sys.version_info >= (3, 14):
@@ -140,15 +140,15 @@ class ContentDecoder:
             raise InvalidContent(f"{self._coding} content that ends too early")
 
 
-def decoder_of(header: str) -> ContentDecoder | None:
-    """Return the decoder for a `Content-Encoding`; None if the content is not encoded.
+def decoder_of(header: str, codings: Collection[str] = _DECOMPRESSORS.keys()) -> ContentDecoder | None:
+    """Return the decoder for a `Content-Encoding`, one of `codings`; None if the content is not encoded.
 
     Raises `ValueError` for another coding, or several: compressing twice helps only attackers.
     """
     named = (part.strip().lower().removeprefix("x-") for part in header.split(","))
-    codings = [coding for coding in named if coding not in ("", "identity")]
-    if not codings:
+    given = [coding for coding in named if coding not in ("", "identity")]
+    if not given:
         return None
-    if len(codings) > 1 or codings[0] not in _DECOMPRESSORS:
+    if len(given) > 1 or given[0] not in codings:
         raise ValueError(f"the content coding {header.strip()[:40]!r}, which is not known")
-    return ContentDecoder(codings[0])
+    return ContentDecoder(given[0])

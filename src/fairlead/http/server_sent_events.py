@@ -11,6 +11,8 @@ _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# The data of the event that ends a stream of OpenAI's, and often one of other dialects.
+END_MARK = b"[DONE]"
 
 
 class EventSplitter:

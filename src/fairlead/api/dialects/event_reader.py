@@ -13,6 +13,7 @@ import msgspec
 from fairlead.answer.reported import decoded, is_given, token_count
 from fairlead.api.dialects.upstream_errors import error_of, is_error, unnamed_error
 from fairlead.http.server_sent_events import (
+    END_MARK,
     EventSplitter,
     encode_event,
     event_data,
@@ -111,7 +112,7 @@ class EventReader(ABC, Generic[Shape]):
         payload = self._payload(event)
         if payload is None:
             return self._without_data(event)
-        if payload == b"[DONE]":
+        if payload == END_MARK:
             return DONE
         shape: Shape | None = decoded(self._decode_event, payload)
         if shape is None:
