@@ -1,4 +1,4 @@
-"""Measure what fronts cost an engine's step: the same 1,024 sequences submitted by the parent, or by fronts.
+"""Measure what fronts cost an engine's step: the same 1,024 sequences submitted by one client, or by several.
 
     python bench/engine_fronts.py [--sequences 1024] [--rounds 5] [--out bench/results/engine_fronts.json]
 
@@ -22,14 +22,13 @@ from typing import Any
 from fairlead import messages
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import SampledTokens
+from fairlead.frames import FrameSocket, encode_frame
 from fairlead.grant import Grant
 from fairlead.job import Sampling
-from fairlead.worker.channel import Channel
-from fairlead.worker.front_connection import bind
 from fairlead.worker.loop import Loop
-from fairlead.worker.shared_channel import SharedChannel
+from fairlead.worker.shared_channel import SharedChannel, bind
 
-CASES = {"parent alone": 0, "1 front": 1, "2 fronts": 2, "4 fronts": 4, "16 fronts": 16}
+CASES = {"1 client": 1, "2 clients": 2, "4 clients": 4, "16 clients": 16}
 STEPS = 150
 WARM_UP = 30
 READY = messages.Ready(1, 1, 1, 1, 1, "cpu", "none", 0, 0)
@@ -60,8 +59,8 @@ def main() -> None:
     options = parser.parse_args()
     rounds: dict[str, list[float]] = {name: [] for name in CASES}
     for _ in range(options.rounds):
-        for name, fronts in CASES.items():
-            rounds[name].append(measure(options.sequences, fronts))
+        for name, count in CASES.items():
+            rounds[name].append(measure(options.sequences, count))
     result = {
         "sequences": options.sequences,
         "python": platform.python_version(),
@@ -75,7 +74,7 @@ def main() -> None:
         options.out.write_text(text + "\n")
 
 
-def measure(sequences: int, fronts: int) -> float:
+def measure(sequences: int, count: int) -> float:
     """Return the median time of a step in microseconds."""
     runner = NoWork()
     engine = Engine(
@@ -95,19 +94,17 @@ def measure(sequences: int, fronts: int) -> float:
         path = str(Path(directory) / "engine.sock")
         with ours, theirs, bind(path) as listener:
             listener.listen()
-            parent = Channel(theirs)
-            channel = SharedChannel(parent, listener, READY) if fronts else parent
-            clients, turn = [ours], Loop(engine, runner, channel).turn
-            submits: list[bytearray] = [bytearray() for _ in range(max(1, fronts))]
+            parent = FrameSocket(theirs, messages.from_parent_decoder)
+            channel = SharedChannel(parent, listener, READY)
+            turn = Loop(engine, runner, channel).turn
+            submits = [bytearray() for _ in range(count)]
             for number in range(sequences):
-                index = number % max(1, fronts)
-                prefix, grant = (index + 1, Grant(1, number)) if fronts else (0, None)
-                key = prefix << messages.KEY_BITS | number + 1
+                index = number % count
+                key = index + 1 << messages.KEY_BITS | number + 1
                 prompt = messages.pack_tokens([1 + number % 40] * 8)
-                submit = messages.Submit(key, prompt, Sampling(max_tokens=900), grant=grant)
-                submits[index] += messages.encode_frame(submit)
-            if fronts:
-                clients = [_attached(path, channel) for _ in range(fronts)]
+                submit = messages.Submit(key, prompt, Sampling(max_tokens=900), grant=Grant(1, number))
+                submits[index] += encode_frame(submit)
+            clients = [_attached(path, channel) for _ in range(count)]
             for client, data in zip(clients, submits, strict=True):
                 _send(client, data, turn)
             times = []
@@ -120,15 +117,14 @@ def measure(sequences: int, fronts: int) -> float:
             assert engine.statistics().running == sequences
             for client in clients:
                 client.close()
-            for connection, _ in list(getattr(channel, "_fronts", {}).values()):
-                connection.close()
+            channel.close()
             return 1e6 * statistics.median(times)
 
 
 def _attached(path: str, channel: Any) -> socket.socket:
     front = socket.socket(socket.AF_UNIX)
     front.connect(path)
-    front.sendall(messages.encode_frame(messages.Attach(messages.PROTOCOL_VERSION, "front")))
+    front.sendall(encode_frame(messages.Attach(messages.PROTOCOL_VERSION, "front")))
     channel.read(wait_s=0.0)
     channel.read(wait_s=0.0)
     return front

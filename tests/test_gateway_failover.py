@@ -9,7 +9,7 @@ import trio
 
 from fairlead.answer.sink import Sink
 from fairlead.config import QueueConfig
-from fairlead.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import (
     Cancelled,
     EngineFailed,
@@ -338,7 +338,7 @@ async def test_stale_grant_counts_as_no_attempt_and_the_node_is_not_full(autojum
     harness.check_at_rest()
 
 
-async def test_seat_passes_its_grant_to_the_node(autojump_clock, nursery, monkeypatch):
+async def test_each_seat_passes_a_grant_of_its_own_to_the_node(autojump_clock, nursery):
     grants = []
 
     class Granted(ScriptedNode):
@@ -347,10 +347,9 @@ async def test_seat_passes_its_grant_to_the_node(autojump_clock, nursery, monkey
             return super().generate(sent, into, grant=grant)
 
     harness = GatewayHarness(nursery, Granted("n", COMPLETE))
-    await harness.run_job(new_job())
-    monkeypatch.setattr(Seat, "grant", Grant(3, 7))
-    await harness.run_job(new_job())
-    assert grants == [None, Grant(3, 7)]
+    for _ in range(2):
+        await harness.run_job(new_job())
+    assert grants == [Grant(0, 1), Grant(0, 2)]
 
 
 async def test_full_node_gets_the_job_when_another_of_its_jobs_ends(autojump_clock, nursery):

@@ -66,7 +66,7 @@ class JobSeat(Protocol):
 
     @property
     def grant(self) -> Grant | None:
-        """Its number, for engines that several fronts share; None in a single process."""
+        """Its number, which engines require."""
 
     @property
     def waited_s(self) -> float:

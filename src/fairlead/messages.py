@@ -1,8 +1,8 @@
-"""Messages between a model's child process and its clients, as frames: length-prefixed msgpack, never pickle.
+"""Messages between a model's child process, its parent and its clients; see `frames`.
 
-The parent and the child trust each other's frames (a malformed one is a bug), but the size of a frame is
-bounded. Closing either end of their socketpair ends the child. Fronts, the other clients of a child, connect
-to the unix socket `WorkerSpec.listen`. A malformed frame ends the connection of the front that sent it.
+The parent starts, watches and ends the child. They trust each other's messages, and closing either end of
+their socketpair ends the child. Clients connect to the unix socket `WorkerSpec.listen`, and submit sequences.
+A malformed message ends the connection of the client that sent it.
 """
 
 import struct
@@ -15,19 +15,17 @@ import msgspec
 from fairlead.grant import FIRST_GRANT, Grant
 from fairlead.job import FinishReason, Sampling, TokenLogprob
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-_LENGTH = struct.Struct("<I")
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
-# Of the messages between an engine and its fronts: increased when one of them changes.
+# Of the messages between an engine and its clients: increased when one of them changes.
 PROTOCOL_VERSION = 3
-# A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection: 0 for the parent's.
+# A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection, 1 or more.
 KEY_BITS = 40
 
 ErrorCode = Literal["engine_failed", "grammar_failed", "invalid_request", "request_timeout", "stale_grant"]
 
 
-class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="spec"):
     """The model that a child loads, and its limits. Sent as the first frame; None: choose what fits.
 
     `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
@@ -35,7 +33,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is the child's
     budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
     step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8". `listen`: the path of
-    the unix socket for fronts, in a directory that only this user can enter; None: there are no fronts.
+    the unix socket for clients, in a directory that only this user can enter.
     `first_grant`: grants of its epoch before this one were for an earlier run of the model.
     `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
     each uses `gpu_memory` of a GPU of its own. `eos_token_ids`: the tokens that end an answer. The process
@@ -63,11 +61,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     threads: int | None = None
     parallel: int = 1
-    listen: str | None = None
+    listen: str = ""
     first_grant: Grant = FIRST_GRANT
 
 
-# Parent or front → child ---------------------------------------------------------------------------
+# Parent or client → child ---------------------------------------------------------------------------
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -75,7 +73,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
     `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: the time that is left, from
     now. `salt`: sequences with different salts share no cached prefixes. `embed`: compute the prompt's
-    embedding, and no tokens. `grant`: that of its job; required from fronts.
+    embedding, and no tokens. `grant`: that of its job; required.
     """
 
     key: int
@@ -108,23 +106,23 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Requests a frame with the current statistics. Only sent by the parent."""
+    """The parent requests a frame with the current statistics."""
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
-    """Refuse grants of lower epochs from now on. Only sent by the parent."""
+    """The parent demands that grants of lower epochs are refused from now on."""
 
     epoch: int
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
-    """The first frame of a front. `front` is its name, for logs."""
+    """The first frame of a client, whose `name` is for logs."""
 
     version: int
-    front: str
+    name: str
 
 
-# Child → parent or front ---------------------------------------------------------------------------
+# Child → parent or client ---------------------------------------------------------------------------
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
@@ -213,7 +211,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag="attached"):
-    """Answers `Attach`: the prefix of the front's keys, and the loaded model."""
+    """Answers `Attach`: the prefix of the client's keys, and the loaded model."""
 
     prefix: int
     ready: Ready
@@ -248,24 +246,16 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         return zip(keys, struct.unpack(f"<{count}i", self.tokens), strict=True)
 
 
-ToChild = Submit | Prepare | Abort | Ping | Epoch
-FrontToChild = Attach | Submit | Prepare | Abort
+FromParent = WorkerSpec | Ping | Epoch
+FromClient = Attach | Submit | Prepare | Abort
+ToEngine = Submit | Prepare | Abort | Ping | Epoch
 ToParent = LoadProgress | Ready | LoadFailure | StepOutputs
-ToFront = Attached | AttachRefused | StepOutputs
+ToClient = Attached | AttachRefused | StepOutputs
 
-spec_decoder = msgspec.msgpack.Decoder(WorkerSpec)
-to_child_decoder = msgspec.msgpack.Decoder(ToChild)
-front_to_child_decoder = msgspec.msgpack.Decoder(FrontToChild)
+from_parent_decoder = msgspec.msgpack.Decoder(FromParent)
+from_client_decoder = msgspec.msgpack.Decoder(FromClient)
 to_parent_decoder = msgspec.msgpack.Decoder(ToParent)
-to_front_decoder = msgspec.msgpack.Decoder(ToFront)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode_frame(message: msgspec.Struct) -> bytes:
-    """Return the message, prefixed with its length. A payload above `MAX_FRAME_BYTES` is a bug."""
-    payload = _encoder.encode(message)
-    assert len(payload) <= MAX_FRAME_BYTES
-    return _LENGTH.pack(len(payload)) + payload
+to_client_decoder = msgspec.msgpack.Decoder(ToClient)
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
@@ -276,26 +266,3 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     if isinstance(token_ids, array) and token_ids.typecode == "i" and _INT_IS_LITTLE_INT32:
         return token_ids.tobytes()
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
-
-
-class FrameSplitter:
-    """Splits a byte stream into frames of at most `max_bytes`. Buffers at most one incomplete frame."""
-
-    def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes; yield each payload that is now complete."""
-        self._buffer += data
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > self.max_bytes:
-                raise ValueError(f"a frame of {size} bytes, over the bound of {self.max_bytes}")
-            end = start + _LENGTH.size + size
-            if len(self._buffer) < end:
-                break
-            yield bytes(self._buffer[start + _LENGTH.size : end])
-            start = end
-        del self._buffer[:start]

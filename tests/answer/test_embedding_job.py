@@ -113,7 +113,7 @@ async def test_failed_step_fails_the_job_and_aborts_its_other_texts(embedder: Te
         with pytest.raises(EngineFailed, match="device failed"):
             async with generate_deltas(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
-        assert not len(node._worker.sequences)
+        assert not len(node._connection.sequences)
         await engine_node._until_idle(node)
         assert node.statistics().steps < 250  # half of what all texts would take, four at a time
 

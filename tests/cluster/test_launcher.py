@@ -28,7 +28,7 @@ from fairlead.cluster.messages import (
 )
 from fairlead.cluster.replica_actor import ReplicaActor
 from fairlead.config import ClusterConfig
-from fairlead.messages import FrameSplitter, encode_frame
+from fairlead.frames import FrameSplitter, encode_frame
 
 ORDER = StartReplica("ray:qwen:1", "qwen", 1, "d", b"{}", cpus=2.0, gpus=1.0, memory_bytes=1024)
 NODE = {"url": "http://10.0.0.2:1", "key": "sk"}

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,10 @@ from fairlead.config import Config, ModelConfig
 from fairlead.engine.inputs import Inputs
 from fairlead.engine.loading import LoadedModel
 from fairlead.engine.runner import ModelRunner
-from fairlead.worker import main
-from fairlead.worker.channel import Channel, ParentGone
+from fairlead.frames import FrameSocket, PeerGone
+from fairlead.worker import main, shared_channel
 from fairlead.worker.client import Worker
+from fairlead.worker.shared_channel import ParentSocket, SharedChannel
 from text.model_folders import CONFIG, NO_TENSORS
 
 MAX_MODEL_LEN = 4096
@@ -139,22 +140,22 @@ class ScriptedForward:
         return self._answers[key]
 
 
-class PieceChannel(Channel):
-    """The child's end, which keeps the tokens of a sequence until there are enough for a piece."""
+class PieceChannel(SharedChannel):
+    """The child's channel, which keeps the tokens of a sequence until there are enough for a piece."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__(connection)
-        self.piece_of: Callable[[int], int] = lambda _key: 1
+    def __init__(self, forward: ScriptedForward, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._forward = forward
         self._kept: dict[int, list[int]] = {}
 
-    def write(self, message: messages.ToParent) -> None:
-        super().write(self._in_pieces(message) if isinstance(message, messages.StepOutputs) else message)
+    def write(self, step: messages.StepOutputs) -> None:
+        super().write(self._in_pieces(step))
 
     def _in_pieces(self, message: messages.StepOutputs) -> messages.StepOutputs:
         outputs = []
         for key, token_id in message.plain():
             self._kept.setdefault(key, []).append(token_id)
-            if len(self._kept[key]) >= self.piece_of(key):
+            if len(self._kept[key]) >= self._forward.piece_of(key):
                 outputs.append(messages.Output(key, self._kept.pop(key)))
         for output in message.outputs:
             ids = [*self._kept.pop(output.key, ()), *output.token_ids]
@@ -202,10 +203,10 @@ class ThreadProcess:
         """Do nothing, as above."""
 
     def _run(self) -> None:
-        channel = PieceChannel(self._connection)
+        parent = FrameSocket(self._connection, messages.from_parent_decoder)
         try:
-            main.serve(channel, partial(_load, channel, self._scripts))
-        except ParentGone:
+            main.serve(parent, partial(_load, self._scripts))
+        except PeerGone:
             pass
         finally:
             self._connection.close()
@@ -234,6 +235,7 @@ async def serving(folder: Path, scripts: Scripts) -> AsyncIterator[tuple[str, in
     config = Config(models=(model,), host="127.0.0.1", port=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Worker, "_start", start)
+        patch.setattr(shared_channel, "SharedChannel", _piece_channel)
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve, config, _Observer())
             host, _, port = url.removeprefix("http://").rpartition(":")
@@ -241,13 +243,19 @@ async def serving(folder: Path, scripts: Scripts) -> AsyncIterator[tuple[str, in
             nursery.cancel_scope.cancel()
 
 
-def _load(
-    channel: PieceChannel, scripts: Scripts, spec: messages.WorkerSpec, _report: main.Report
-) -> LoadedModel:
+def _piece_channel(parent: ParentSocket, listener: socket.socket, *rest: Any) -> PieceChannel:
+    """Return the channel of a model in this thread, which has loaded it."""
+    return PieceChannel(_loaded.forward, parent, listener, *rest)
+
+
+_loaded = threading.local()
+
+
+def _load(scripts: Scripts, spec: messages.WorkerSpec, _report: main.Report) -> LoadedModel:
     torch.set_num_threads(1)  # as for any small model: a second thread would only spin
     library = Library.from_file(str(Path(spec.path) / "tokenizer.json"))
     forward = ScriptedForward(library, scripts)
-    channel.piece_of = forward.piece_of
+    _loaded.forward = forward
     ends = (_end_id(library),)
     return LoadedModel(
         runner=ModelRunner(forward, ends),

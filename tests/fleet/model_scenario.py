@@ -1,6 +1,5 @@
 """Fault points in the lifecycle of an engine model beside another one, from load to unload."""
 
-import socket
 from functools import partial
 
 import trio
@@ -9,7 +8,9 @@ from fairlead import messages
 from fairlead.answer.sequence import NodeSequence
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.fleet import managed_model
-from fairlead.nodes import model_process
+from fairlead.frames import FrameSplitter
+from fairlead.link import connection
+from fairlead.nodes import model_process, own_engine
 from fairlead.worker import client
 from fairlead.worker.client import Worker
 from fairlead.worker.sequence_client import SequenceClient
@@ -32,7 +33,10 @@ WATCHDOG_S = 1.0
 # Steps that must be reached: a missing one means that its wrapper no longer applies.
 STEPS: set[Step] = {
     *(("load", name) for name in ("specify", "socketpair", "open_process", "send", "recv", "decode")),
-    *(("load", name) for name in ("wait_readable", "progress", "node_up", "thread", "measure", "read log")),
+    *(
+        ("load", name)
+        for name in ("socket folder", "connect", "progress", "node_up", "thread", "measure", "read log")
+    ),
     *(("serve", name) for name in ("submit", "send", "recv", "decode", "step", "receive", "receive_token")),
     *(("death", name) for name in ("recv", "node_down", "wait", "kill", "close pipe", "socketpair")),
     *(("stuck", name) for name in ("node_down", "send_signal", "terminate", "wait")),
@@ -42,7 +46,7 @@ STEPS: set[Step] = {
 
 async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
     """Load a model, let it serve, die and hang, unload it; then check that nothing is left over."""
-    models = (engine("m", watchdog_s=WATCHDOG_S), engine("other"))
+    models = (engine("m", watchdog_s=WATCHDOG_S), engine("other", watchdog_s=10_000))
     async with trio.open_nursery() as children:
         processes = SimulatedProcesses(children, points.aside)
         points.replace(trio.lowlevel, "open_process", processes.open_process)
@@ -79,7 +83,7 @@ async def _serve(
         if trouble is not None:
             with points.aside():
                 getattr(processes.all[-1], trouble)()
-        await trio.sleep(3 * WATCHDOG_S)
+        await trio.sleep(6 * WATCHDOG_S)
         processes.all[-1].hangs = False
 
 
@@ -106,22 +110,17 @@ async def _check(
 
 
 def _wrap(points: FaultPoints) -> None:
-    make_pair = socket.socketpair
-
-    def socketpair() -> tuple[socket.socket, socket.socket]:
-        points.reach("socketpair")
-        ours, theirs = make_pair()
-        watched = _Socket(fileno=ours.detach())
-        watched.points = points
-        return watched, theirs
-
-    points.replace(client.socket, "socketpair", socketpair)
-    points.replace(messages, "to_parent_decoder", _Decoder(points, messages.to_parent_decoder))
-    for name in ("wait_readable", "wait_writable"):
-        points.wrap(trio.lowlevel, name, name, lambda waited: isinstance(waited, _Socket))
+    points.replace(client, "PING_INTERVAL_S", 1000)  # the other model is silent while this one is struck
+    points.wrap(client.socket, "socketpair", "socketpair")
+    points.wrap(own_engine, "socket_folder", "socket folder")
+    points.wrap(trio, "open_unix_socket", "connect")
+    for name in ("to_parent_decoder", "to_client_decoder"):
+        points.replace(messages, name, _Decoder(points, getattr(messages, name)))
+    points.wrap(trio.SocketStream, "send_all", "send")
+    points.wrap(trio.SocketStream, "receive_some", "recv")
     points.wrap(trio.lowlevel, "open_process", "open_process")
-    points.wrap(messages, "encode_frame", "encode")
-    points.wrap(messages.FrameSplitter, "feed", "split")
+    points.wrap(connection, "encode_frame", "encode")
+    points.wrap(FrameSplitter, "feed", "split")
     points.wrap(messages.StepOutputs, "plain", "step")
     points.wrap(trio.lowlevel.FdStream, "receive_some", "read log")
     points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
@@ -139,24 +138,6 @@ def _wrap(points: FaultPoints) -> None:
     for name in ("node_up", "node_down"):
         points.wrap(Scheduler, name, name, lambda _self, node_id, *_: is_struck(node_id))
     points.wrap(Scheduler, "stopped", "stopped")
-
-
-class _Socket(socket.socket):
-    """The parent's end of a child's socket."""
-
-    points: FaultPoints
-
-    def send(self, *arguments):
-        self.points.reach("send")
-        return super().send(*arguments)
-
-    def recv(self, *arguments):
-        self.points.reach("recv")
-        return super().recv(*arguments)
-
-    def shutdown(self, *arguments):
-        self.points.reach("shutdown")
-        super().shutdown(*arguments)
 
 
 class _Decoder:

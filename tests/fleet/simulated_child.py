@@ -5,15 +5,16 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import trio
 
 from fairlead import messages
+from fairlead.frames import FrameSocket, PeerGone
 from fairlead.worker import main
-from fairlead.worker.channel import Channel, ParentGone
 from fairlead.worker.loop import Loop
+from fairlead.worker.shared_channel import MOST_CLIENTS, SharedChannel
 from worker import fake_child
 
 _pids = itertools.count(10_000_000)  # above the process ids of any system
@@ -60,6 +61,17 @@ class SimulatedProcesses:
         return [process.pid for process in self.all]
 
 
+class _Turns:
+    """A `MessageInbox` that never waits: the process waits between its turns."""
+
+    def __init__(self, channel: SharedChannel) -> None:
+        self._channel = channel
+        self.write = channel.write
+
+    def read(self, *, wait_s: float | None) -> list[messages.ToEngine]:
+        return self._channel.read(wait_s=0.0)
+
+
 class SimulatedProcess:
     """The used part of `trio.Process`. While `hangs` is set, it does nothing but wait to be killed."""
 
@@ -86,7 +98,7 @@ class SimulatedProcess:
                     await trio.sleep_forever()
                 else:
                     await self._serve(self._connection)
-        except ParentGone:
+        except PeerGone:
             pass
         finally:
             if self._connection is not None:
@@ -97,27 +109,31 @@ class SimulatedProcess:
             self._has_ended.set()
 
     async def _serve(self, connection: socket.socket) -> None:
-        channel = Channel(connection)
+        parent = FrameSocket(connection, messages.from_parent_decoder)
         await trio.lowlevel.wait_readable(connection)
-        with self._aside():
-            spec = channel.read_spec()
-            model = fake_child.load(
-                spec, lambda done, stage: channel.write(messages.LoadProgress(done, stage))
-            )
-        await trio.sleep(0.01)
-        with self._aside():
-            engine = main._engine(model, spec)
-            loop = Loop(engine, model.runner, channel)
-            channel.write(main._ready(model))
-            os.write(self._stdout, b"a line\n")
-        while True:
-            while self.hangs:  # noqa: ASYNC110  # there is no event for it
-                await trio.sleep(0.1)
-            if engine.idle:
-                await trio.lowlevel.wait_readable(connection)
+        with ExitStack() as closing:
             with self._aside():
-                loop.turn()
-            await trio.sleep(0.001)
+                spec = parent.receive()
+                assert isinstance(spec, messages.WorkerSpec)
+                listener = closing.enter_context(main._bound(spec.listen))
+                model = fake_child.load(
+                    spec, lambda done, stage: parent.send(messages.LoadProgress(done, stage))
+                )
+            await trio.sleep(0.01)
+            with self._aside():
+                engine, ready = main._engine(model, spec), main._ready(model)
+                listener.listen(MOST_CLIENTS)
+                channel = SharedChannel(parent, listener, ready)
+                closing.callback(channel.close)
+                loop = Loop(engine, model.runner, _Turns(channel))
+                parent.send(ready)
+                os.write(self._stdout, b"a line\n")
+            while True:
+                while self.hangs:  # noqa: ASYNC110  # there is no event for it
+                    await trio.sleep(0.1)
+                with self._aside():
+                    loop.turn()
+                await trio.sleep(0.05 if engine.idle else 0.001)
 
     async def wait(self) -> int:
         await self._has_ended.wait()

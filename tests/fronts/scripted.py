@@ -4,8 +4,8 @@ import msgspec
 import trio
 import trio.testing
 
+from fairlead.frames import FrameSplitter, encode_frame
 from fairlead.fronts import wire
-from fairlead.messages import FrameSplitter, encode_frame
 
 
 class ScriptedEnd:

@@ -9,10 +9,10 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.waiter import SeatLoss
 from fairlead.errors import NoNode, QueueFull, QueueTimeout
+from fairlead.frames import encode_frame
 from fairlead.fronts import wire
 from fairlead.fronts.client import TIMEOUT_MARGIN_S, DispatchClient
 from fairlead.grant import Grant
-from fairlead.messages import encode_frame
 from fronts.system import System, limits, settle, spec
 
 

@@ -9,11 +9,11 @@ import trio.testing
 
 from fairlead.config import QueueConfig
 from fairlead.dispatch.tenant_counters import TenantCounters
+from fairlead.frames import encode_frame
 from fairlead.fronts import wire
 from fairlead.fronts.client import LONGEST_PAUSE_S, DispatchClient
 from fairlead.link.handshake import HandshakeFailed
 from fairlead.link.limited_log import INTERVAL_S
-from fairlead.messages import encode_frame
 from fronts.scripted import scripted_dispatcher
 from fronts.system import System, spec
 

@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from fairlead.config import ConfigError
+from fairlead.frames import encode_frame
 from fairlead.link.address import LinkAddress, connect, listen
 from fairlead.link.connection import FrameLink
-from fairlead.messages import encode_frame
 
 
 class Note(msgspec.Struct, frozen=True, tag="note"):

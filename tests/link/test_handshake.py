@@ -8,6 +8,7 @@ import trio
 import trio.testing
 
 from fairlead.config import ConfigError
+from fairlead.frames import encode_frame
 from fairlead.link.handshake import (
     HANDSHAKE_TIMEOUT_S,
     MAX_BYTES,
@@ -17,7 +18,6 @@ from fairlead.link.handshake import (
     read_key,
     shake_hands,
 )
-from fairlead.messages import encode_frame
 
 KEY = b"a key of many bytes"
 

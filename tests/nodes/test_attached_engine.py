@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from fairlead.errors import ContextLengthExceeded, InvalidRequest, NodeFailed, S
 from fairlead.grant import Grant
 from fairlead.job import Job, Sampling
 from fairlead.messages import WorkerSpec
-from fairlead.nodes.attached_engine import AttachedEngine
-from fairlead.nodes.engine_node import EngineNode, worker_spec
+from fairlead.nodes.engine_node import EngineNode, attached_engine, worker_spec
 from fairlead.text.model import TextModel
+from fairlead.worker.client import COMMAND, Worker
 from nodes.test_engine_node import FAKE_CHILD, MODEL, Reports, job, whole
 from worker import fake_child
 
@@ -31,20 +31,20 @@ def model() -> TextModel:
 
 
 @asynccontextmanager
-async def started(model: TextModel, spec: WorkerSpec, **options: object) -> AsyncIterator[EngineNode]:
-    node = EngineNode(model, spec, Reports(), **options)
+async def started(spec: WorkerSpec, command: Sequence[str] = FAKE_CHILD) -> AsyncIterator[Worker]:
+    worker = Worker(spec, command=command)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(120):
-            await nursery.start(node.run)
-        yield node
+            await nursery.start(worker.run)
+        yield worker
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def attached(
-    model: TextModel, spec: WorkerSpec, reports: Reports, *, front: str = "front"
-) -> AsyncIterator[AttachedEngine]:
-    node = AttachedEngine(model, spec, reports, front=front)
+    model: TextModel, spec: WorkerSpec, reports: Reports, *, name: str = "front"
+) -> AsyncIterator[EngineNode]:
+    node = attached_engine(model, spec, reports, name=name)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(60):
             await nursery.start(node.run)
@@ -52,7 +52,7 @@ async def attached(
         nursery.cancel_scope.cancel()
 
 
-async def texts(node: EngineNode | AttachedEngine, submitted: Job, grant: Grant | None = None) -> list[str]:
+async def texts(node: EngineNode, submitted: Job, grant: Grant) -> list[str]:
     deltas = Deltas(submitted.sequences)
     answers = [""] * submitted.sequences
     async with node.generate(submitted, deltas, grant=grant):
@@ -79,7 +79,7 @@ async def test_two_fronts_get_the_same_text_as_a_single_process_and_fail_with_th
 
     async def use(front: str, numbers: int) -> None:
         try:
-            async with attached(model, spec, reports[front], front=front) as node:
+            async with attached(model, spec, reports[front], name=front) as node:
                 async with trio.open_nursery() as nursery:
 
                     async def generate(number: int) -> None:
@@ -88,7 +88,7 @@ async def test_two_fronts_get_the_same_text_as_a_single_process_and_fail_with_th
 
                     for number in range(len(jobs)):
                         nursery.start_soon(generate, number)
-                assert node.status().seats == engine.status().seats
+                assert node.status().seats == seats
                 deltas = Deltas(1)
                 endless = msgspec.structs.replace(
                     jobs[0], sampling=Sampling(max_tokens=100_000, ignore_eos=True)
@@ -103,8 +103,10 @@ async def test_two_fronts_get_the_same_text_as_a_single_process_and_fail_with_th
             pass  # the node itself also ends with this error
 
     try:
-        async with started(model, spec) as engine:
-            alone = [await texts(engine, each) for each in jobs]
+        async with started(spec, COMMAND) as engine:
+            async with attached(model, spec, Reports(), name="alone") as node:
+                alone = [await texts(node, each, Grant(1, number)) for number, each in enumerate(jobs)]
+                seats = node.status().seats
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(use, "a", 100)
                 nursery.start_soon(use, "b", 200)
@@ -123,7 +125,7 @@ async def test_two_fronts_get_the_same_text_as_a_single_process_and_fail_with_th
 async def test_leaving_the_block_frees_the_sequences_of_a_front(model, tmp_path):
     spec = WorkerSpec(path="fake:delay_ms=2", listen=str(tmp_path / "engine.sock"), watchdog_s=0.3)
     async with (
-        started(model, spec, command=FAKE_CHILD) as engine,
+        started(spec) as engine,
         attached(model, spec, Reports()) as node,
     ):
         for number, tokens in enumerate((1, 3, 100_000)):
@@ -131,14 +133,14 @@ async def test_leaving_the_block_frees_the_sequences_of_a_front(model, tmp_path)
             async with node.generate(job(tokens, n=3), deltas, grant=Grant(1, number)):
                 await deltas.started()
         with trio.fail_after(60):
-            while (status := engine.status()).sequences or status.engine.slots_free < status.seats:
+            while (counts := engine.statistics).running or counts.slots_free < node.status().seats:
                 await trio.lowlevel.checkpoint()
 
 
 async def test_stale_grant_fails_its_job_and_leaves_the_node_up(model, tmp_path):
     spec = WorkerSpec(path="fake:", listen=str(tmp_path / "engine.sock"))
     reports = Reports()
-    async with started(model, spec, command=FAKE_CHILD), attached(model, spec, reports) as node:
+    async with started(spec), attached(model, spec, reports) as node:
         assert len(await texts(node, job(3), Grant(2, 1))) == 1
         with pytest.raises(StaleGrant):
             await texts(node, job(3, n=2), Grant(1, 2))
@@ -150,7 +152,7 @@ async def test_limits_of_the_configuration_hold_for_fronts(model, tmp_path):
     spec = WorkerSpec(
         path="fake:", listen=str(tmp_path / "engine.sock"), max_input_tokens=10, max_output_tokens=3
     )
-    async with started(model, spec, command=FAKE_CHILD), attached(model, spec, Reports()) as node:
+    async with started(spec), attached(model, spec, Reports()) as node:
         with pytest.raises(ContextLengthExceeded, match="limit of 10 tokens"):
             await texts(node, job(1, prompts=2), Grant(1, 1))
         deltas = Deltas(1)
@@ -169,7 +171,7 @@ async def test_token_that_only_the_loaded_network_is_known_to_lack_is_the_client
     spec = WorkerSpec(path="fake:", listen=str(tmp_path / "engine.sock"))
     sampling = Sampling(max_tokens=3, logit_bias=biases)
     refused = msgspec.structs.replace(job(3), prompts=(prompt,), sampling=sampling)
-    async with started(model, spec, command=FAKE_CHILD), attached(model, spec, Reports()) as node:
+    async with started(spec), attached(model, spec, Reports()) as node:
         with pytest.raises(InvalidRequest, match="the model has no token 1000") as caught:
             await texts(node, refused, Grant(1, 1))
         assert caught.value.param == param
@@ -178,7 +180,7 @@ async def test_token_that_only_the_loaded_network_is_known_to_lack_is_the_client
 
 async def test_node_that_is_not_attached_refuses_to_generate(model, tmp_path: Path):
     reports = Reports()
-    node = AttachedEngine(model, WorkerSpec(path="", listen=str(tmp_path / "none")), reports, front="front")
+    node = attached_engine(model, WorkerSpec(path="", listen=str(tmp_path / "none")), reports, name="front")
     with pytest.raises(NodeFailed, match="not running"):
         await texts(node, job(1), Grant(1, 1))
     with pytest.raises(NodeFailed, match="cannot be reached"):

@@ -12,9 +12,10 @@ import trio
 from fairlead.answer.deltas import Deltas
 from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
 from fairlead.errors import ContextLengthExceeded, LoadFailed, NodeFailed
+from fairlead.grant import Grant
 from fairlead.job import Job, Sampling
 from fairlead.messages import WorkerSpec
-from fairlead.nodes.engine_node import EngineNode, worker_spec
+from fairlead.nodes.engine_node import EngineNode, own_engine, worker_spec
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.text.model import TextModel
@@ -53,7 +54,7 @@ async def running(
     model: TextModel, reports: Reports, options: str = "", **limits: object
 ) -> AsyncIterator[EngineNode]:
     spec = WorkerSpec(path=f"fake:{options}", **limits)
-    node = EngineNode(model, spec, reports, command=FAKE_CHILD)
+    node = own_engine(model, spec, reports, command=FAKE_CHILD)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(60):
             await nursery.start(node.run)
@@ -78,7 +79,7 @@ def job(tokens: int, *, n: int = 1, prompts: int = 1, tenant: str = "A", **optio
 @asynccontextmanager
 async def generate_deltas(node: EngineNode, submitted: Job) -> AsyncIterator[Deltas]:
     deltas = Deltas(submitted.sequences)
-    async with node.generate(submitted, deltas):
+    async with node.generate(submitted, deltas, grant=Grant(1, 1)):
         yield deltas
 
 
@@ -122,13 +123,13 @@ async def test_leaving_the_block_frees_the_sequences(model: TextModel):
 
 
 async def test_failed_first_load_is_raised(model: TextModel):
-    node = EngineNode(model, WorkerSpec(path="fake:fail_load"), Reports(), command=FAKE_CHILD)
+    node = own_engine(model, WorkerSpec(path="fake:fail_load"), Reports(), command=FAKE_CHILD)
     with pytest.raises(LoadFailed, match="no such fake model"):
         await node.run()
 
 
 async def test_node_that_is_not_up_refuses_to_generate(model: TextModel):
-    node = EngineNode(model, WorkerSpec(path="fake:"), Reports(), command=FAKE_CHILD)
+    node = own_engine(model, WorkerSpec(path="fake:"), Reports(), command=FAKE_CHILD)
     with pytest.raises(NodeFailed):
         async with generate_deltas(node, job(1)):
             raise AssertionError("generated without a child")

@@ -3,7 +3,6 @@
 from settings.mutants import Mutant
 
 _NODE = "fairlead.nodes.engine_node"
-_LOADED = "fairlead.nodes.loaded_engine"
 _SCHEDULER = "fairlead.dispatch.schedulers:default_scheduler"
 _POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
@@ -77,9 +76,9 @@ COMPOSITION = (
                 "cache_owner=request.api_key.key if",
                 "what_a_tenant_finds_is_what_it_would_find_alone",
             ),
-            (f"{_LOADED}:_salt", "if not job.cache_owner:", "if not job.stream:", _ROUTES),
-            (f"{_LOADED}:_salt", "if not job.cache_owner:", "if job.n > 1:", _ROUTES),
-            (f"{_LOADED}:_salt", "if not job.cache_owner:", 'if job.path.endswith("messages"):', _ROUTES),
+            (f"{_NODE}:_salt", "if not job.cache_owner:", "if not job.stream:", _ROUTES),
+            (f"{_NODE}:_salt", "if not job.cache_owner:", "if job.n > 1:", _ROUTES),
+            (f"{_NODE}:_salt", "if not job.cache_owner:", 'if job.path.endswith("messages"):', _ROUTES),
             (
                 "fairlead.fleet.catalog:ModelCatalog.apply",
                 "self.config = config",

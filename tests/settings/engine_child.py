@@ -2,7 +2,6 @@
 
 import contextlib
 import struct
-from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -14,11 +13,13 @@ from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.loading import load_runner
 from fairlead.engine.ranks import Membership
 from fairlead.errors import LoadFailed
+from fairlead.frames import FrameSocket, PeerGone
 from fairlead.models.parallel import Ranks
 from fairlead.worker import main
 from fairlead.worker.loop import Loop, MessageInbox
-from fairlead.worker.shared_channel import SharedChannel
+from fairlead.worker.shared_channel import MOST_CLIENTS, SharedChannel
 from simulation.processes import Process
+from simulation.sockets import FakeSocket
 
 
 @dataclass
@@ -63,32 +64,6 @@ def _membership(spec: messages.WorkerSpec) -> Membership | None:
     return None if ranks.size == 1 else Membership(ranks, join=refuse, send=refuse, give_up=refuse)
 
 
-class _ParentChannel:
-    """The parent's connection, as a `Loop` or a `SharedChannel` uses it: an inbox and an outbox.
-
-    The child fills and empties them between turns.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.inbox: list[messages.ToChild] = []
-        self.outbox: deque[messages.ToParent] = deque()
-        self._number = number
-
-    @property
-    def has_received(self) -> bool:
-        return bool(self.inbox)
-
-    def fileno(self) -> int:
-        return self._number
-
-    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:  # the child has waited already
-        received, self.inbox = self.inbox, []
-        return received
-
-    def write(self, message: messages.ToParent) -> None:
-        self.outbox.append(message)
-
-
 class _Inbox:
     """The inbox of a `Loop`: `channel`'s. What a step writes is kept until the step has taken its time."""
 
@@ -97,7 +72,7 @@ class _Inbox:
         self._plan = plan
         self._written: list[messages.StepOutputs] = []
 
-    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:
+    def read(self, *, wait_s: float | None) -> list[messages.ToEngine]:
         received = self._channel.read(wait_s=0.0)
         for message in received:
             if isinstance(message, messages.Submit):
@@ -113,37 +88,38 @@ class _Inbox:
         self._written.clear()
 
 
-def _close_connections(shared: SharedChannel) -> None:
-    for connection, _ in shared._fronts.values():
-        connection.close()
-
-
 class EngineChild:
     """One child: what `fairlead.worker.main` does, on a simulated machine."""
 
     def __init__(self, process: Process, plan: EnginePlan) -> None:
         self._process = process
         self._plan = plan
-        (self._end,) = process.ends.values()
-        self._splitter = messages.FrameSplitter()
+        (end,) = process.ends.values()
+        end.refs += 1
+        self._end = end
+        self._connection = FakeSocket(fileno=process.machine.open(end))
+        self._parent = FrameSocket(self._connection, messages.from_parent_decoder)
 
     async def run(self) -> int:
         """Load, then serve until the parent closes the connection."""
-        first, *frames = await self._receive()
-        spec = messages.spec_decoder.decode(first)
-        self._plan.specs.append(spec)
         with contextlib.ExitStack() as closing:
-            return await self._load_and_run(spec, frames, closing)
+            closing.callback(self._connection.close)
+            try:
+                await self._end.wait("read")
+                spec = self._parent.receive()
+                assert isinstance(spec, messages.WorkerSpec)
+                self._plan.specs.append(spec)
+                return await self._load_and_run(spec, closing)
+            except PeerGone:
+                return 0
 
-    async def _load_and_run(
-        self, spec: messages.WorkerSpec, frames: list[bytes], closing: contextlib.ExitStack
-    ) -> int:
-        listener = None if spec.listen is None else closing.enter_context(main._bound(spec.listen))
+    async def _load_and_run(self, spec: messages.WorkerSpec, closing: contextlib.ExitStack) -> int:
+        listener = closing.enter_context(main._bound(spec.listen))
         await self._process.pause(self._plan.load_s)
         try:
             model = load_runner(spec, lambda _fraction, _stage: None, membership=_membership(spec))
         except LoadFailed as error:
-            await self._send(messages.LoadFailure(error.message))
+            self._parent.send(messages.LoadFailure(error.message))
             return 1
         if self._plan.gpu_mb:
             gpu = _Gpu(self._plan.gpu_mb << 20)
@@ -152,18 +128,13 @@ class EngineChild:
                 model, device="cuda:0", gpu_bytes=taken, gpu_total_bytes=gpu.total_bytes
             )
         engine, ready = main._engine(model, spec), main._ready(model)
-        self._end.refs += 1
-        number = self._process.machine.open(self._end)
-        closing.callback(self._process.machine.close, number)
-        parent = _ParentChannel(number)
-        shared = None if listener is None else main._shared(parent, listener, ready, spec.first_grant)  # type: ignore[arg-type]
-        if shared is not None:
-            closing.callback(_close_connections, shared)
-        inbox = _Inbox(shared or parent, self._plan)
+        listener.listen(MOST_CLIENTS)
+        channel = SharedChannel(self._parent, listener, ready, spec.first_grant)
+        closing.callback(channel.close)
+        inbox = _Inbox(channel, self._plan)
         loop = Loop(engine, model.runner, inbox, clock=trio.current_time)
-        await self._send(ready)
+        self._parent.send(ready)
         while True:
-            parent.inbox += map(messages.to_child_decoder.decode, frames)
             if self._plan.is_stuck and not engine.idle:
                 await trio.sleep_forever()
             before = engine.statistics()
@@ -173,26 +144,7 @@ class EngineChild:
                 self._plan.computed.append(self._plan.statistics.step_tokens - before.step_tokens)
                 await self._process.pause(self._plan.step_s * steps)
             inbox.flush()
-            while parent.outbox:
-                await self._send(parent.outbox.popleft())
             wait_s = engine.wait_s(trio.current_time())
-            frames = []
             with trio.move_on_after(float("inf") if wait_s is None else wait_s):
-                if shared is None:
-                    frames = await self._receive()
-                else:
-                    await shared._poll.wait()  # type: ignore[attr-defined]  # the simulated one
-            if shared is not None and self._end.is_ready("read"):
-                frames = await self._receive()
-
-    async def _receive(self) -> list[bytes]:
-        while True:
-            data = await self._end.receive()
+                await channel._poll.wait()  # type: ignore[attr-defined]  # the simulated one
             await self._process.pause(0)
-            if not data:
-                raise BrokenPipeError
-            if frames := list(self._splitter.feed(data)):
-                return frames
-
-    async def _send(self, message: messages.ToParent) -> None:
-        await self._end.send(messages.encode_frame(message))

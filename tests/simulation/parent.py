@@ -153,7 +153,7 @@ class Parent:
     # Programs ----------------------------------------------------------------------------------------
 
     async def _engine(self, process: Process, _args: Sequence[str]) -> int:
-        return await EngineChild(process, text(), self._plan_of).run()
+        return await EngineChild(process, self.system.network, text(), self._plan_of).run()
 
     async def _serve_command(self, process: Process, args: Sequence[str]) -> int:
         """Run the server of a command. Arguments: its port, and how long it loads in seconds."""

@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 from contextvars import ContextVar
+from pathlib import PurePath
 from typing import Any, Self
 
 import trio
@@ -228,7 +229,8 @@ class FakeSocket(REAL_SOCKET):
         near = self.network.free_address(SERVER_HOST)
         far = self._address(address)
         end = self.network.dial(near, far)
-        self._machine.note("connect", self._number, *far)
+        host, port = far
+        self._machine.note("connect", self._number, host if port else PurePath(host).name, port)
         if end is not None:
             self._machine.replace(self._number, end)
             return

@@ -1,10 +1,10 @@
-"""Real child processes with a fake model, for the worker's tests."""
+"""Real child processes with a fake model, for the worker's tests: alone, or with this process as a client."""
 
 import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import trio
 
 from fairlead import messages
 from fairlead.errors import FairleadError
+from fairlead.grant import Grant
 from fairlead.job import Sampling
+from fairlead.nodes.own_engine import OwnEngine
 from fairlead.worker.client import Worker
 from worker import fake_child
 
@@ -21,6 +23,7 @@ CHILD = str(Path(fake_child.__file__))
 COMMAND = [sys.executable, CHILD]
 ENDLESS = Sampling(max_tokens=900_000)
 TIMEOUT_S = 60
+GRANT = Grant(1, 1)
 
 
 class Stream:
@@ -50,17 +53,35 @@ class Stream:
         self.ended.set()
 
 
-def worker(options: str = "", **limits: Any) -> Worker:
-    return Worker(messages.WorkerSpec(path=f"fake:{options}", **limits), command=COMMAND)
+class Engine(OwnEngine):
+    """An engine of which tests see more. `log` has the lines that its process has printed."""
+
+    def __init__(self, spec: messages.WorkerSpec, command: Sequence[str]) -> None:
+        self.log: list[str] = []
+        self.on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None
+
+        def progressed(fraction: float, stage: str) -> None:
+            self.on_progress(fraction, stage)
+
+        super().__init__(spec, command=command, on_progress=progressed, on_line=self.log.append)
+
+    @property
+    def statistics(self) -> messages.EngineStatistics:
+        """The engine's counts, as of its latest frame to this client."""
+        return self.sequences.statistics
 
 
-def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
+def worker(options: str = "", **limits: Any) -> Engine:
+    return Engine(messages.WorkerSpec(path=f"fake:{options}", **limits), command=COMMAND)
+
+
+def submit(worker: OwnEngine, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
     stream = Stream()
-    return worker.sequences.submit(prompt, sampling, stream), stream
+    return worker.sequences.submit(prompt, sampling, stream, grant=GRANT), stream
 
 
 @contextlib.asynccontextmanager
-async def running(worker: Worker) -> AsyncIterator[messages.Ready]:
+async def running(worker: OwnEngine | Worker) -> AsyncIterator[messages.Ready]:
     """Start a worker and wait until it is ready; leaving the block cancels it. Fails after `TIMEOUT_S`."""
     with trio.fail_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
@@ -69,7 +90,7 @@ async def running(worker: Worker) -> AsyncIterator[messages.Ready]:
 
 
 @contextlib.asynccontextmanager
-async def running_until_failure(worker: Worker) -> AsyncIterator[list[FairleadError]]:
+async def running_until_failure(worker: OwnEngine | Worker) -> AsyncIterator[list[FairleadError]]:
     """Run a worker; leaving the block waits for its end. The list has the errors that `run` raised."""
     errors: list[FairleadError] = []
 
@@ -85,7 +106,7 @@ async def running_until_failure(worker: Worker) -> AsyncIterator[list[FairleadEr
             yield errors
 
 
-async def failure_of(worker: Worker) -> FairleadError:
+async def failure_of(worker: OwnEngine | Worker) -> FairleadError:
     """Run a worker until it fails; return the error."""
     with trio.fail_after(TIMEOUT_S), pytest.raises(FairleadError) as caught:
         await worker.run()
@@ -118,7 +139,7 @@ def scripted(code: str, **limits: Any) -> Worker:
     return Worker(messages.WorkerSpec(path="fake:", **limits), command=command)
 
 
-async def wait_for_counts(worker: Worker, **counts: int) -> None:
+async def wait_for_counts(worker: Engine | Worker, **counts: int) -> None:
     """Wait until the worker's statistics have these values."""
     while counts != {name: getattr(worker.statistics, name) for name in counts}:
         await trio.lowlevel.checkpoint()

@@ -13,12 +13,11 @@ from typing import Any, Self
 from engine import fake_model
 from fairlead import messages
 from fairlead.engine.engine import Engine
+from fairlead.frames import FrameSocket, FrameSplitter, encode_frame
 from fairlead.grant import FIRST_GRANT, Grant
 from fairlead.job import Sampling
-from fairlead.worker.channel import Channel
-from fairlead.worker.front_connection import bind
 from fairlead.worker.loop import Loop
-from fairlead.worker.shared_channel import SharedChannel
+from fairlead.worker.shared_channel import SharedChannel, bind
 
 LONGEST = 60
 SLOTS = 3
@@ -47,11 +46,11 @@ class Client:
         self.frames: list[Any] = []
         self.has_ended = False
         self._decoder = decoder
-        self._splitter = messages.FrameSplitter()
+        self._splitter = FrameSplitter()
         self._numbers = 0
 
     def send(self, *sent: Any) -> None:
-        self.send_bytes(b"".join(map(messages.encode_frame, sent)))
+        self.send_bytes(b"".join(map(encode_frame, sent)))
 
     def send_bytes(self, data: bytes) -> None:
         self.connection.sendall(data)
@@ -110,7 +109,7 @@ class Client:
 
 
 class Rig:
-    """The child: an engine with a fake model, its loop, and the channel for the parent and fronts."""
+    """The child: an engine with a fake model, its loop, and the channel for the parent and clients."""
 
     def __init__(self, *, overlaps: bool = False, first_grant: Grant = FIRST_GRANT) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="fronts")
@@ -120,7 +119,9 @@ class Rig:
         ours, self._theirs = socket.socketpair()
         self.parent = Client(ours, messages.to_parent_decoder, prefix=0)
         self.clients = [self.parent]
-        self.channel = SharedChannel(Channel(self._theirs), self._listener, READY, first_grant)
+        self.channel = SharedChannel(
+            FrameSocket(self._theirs, messages.from_parent_decoder), self._listener, READY, first_grant
+        )
         runner = fake_model.FakeRunner(4, overlaps=overlaps)
         self.engine = Engine(
             runner,
@@ -146,15 +147,14 @@ class Rig:
         signal.alarm(0)
         for client in self.clients:
             client.connection.close()
-        for connection, _ in self.channel._fronts.values():
-            connection.close()
+        self.channel.close()
         self._theirs.close()
         self._listener.close()
         self._directory.cleanup()
 
     # The loop's channel, which never waits -----------------------------------------------------------
 
-    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:
+    def read(self, *, wait_s: float | None) -> list[messages.ToEngine]:
         return self.channel.read(wait_s=0.0)
 
     def write(self, step: messages.StepOutputs, /) -> None:
@@ -167,13 +167,13 @@ class Rig:
             signal.alarm(BLOCKED_S)
             self._loop.turn()
             signal.alarm(0)
-            for connection, _ in self.channel._fronts.values():
-                assert not connection._connection.getblocking(), "a turn could block"
+            for client in self.channel._connected.values():
+                assert not client.connection._connection.getblocking(), "a turn could block"
 
     def connect(self) -> Client:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(self.path)
-        client = Client(connection, messages.to_front_decoder)
+        client = Client(connection, messages.to_client_decoder)
         self.clients.append(client)
         return client
 
@@ -182,7 +182,7 @@ class Rig:
         client = self.connect()
         self.turn()
         if small_buffer:
-            connection, _ = list(self.channel._fronts.values())[-1]
+            connection = list(self.channel._connected.values())[-1].connection
             connection._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         client.send(messages.Attach(messages.PROTOCOL_VERSION, f"front-{len(self.clients)}"))
         self.turn()
@@ -204,7 +204,7 @@ class Rig:
 
     def unsent_bytes(self) -> int:
         """Return the largest buffer of a front."""
-        return max((len(front._unsent) for front, _ in self.channel._fronts.values()), default=0)
+        return max((len(each.connection._unsent) for each in self.channel._connected.values()), default=0)
 
     def assert_nothing_is_held(self) -> None:
         counts = self.engine.statistics()

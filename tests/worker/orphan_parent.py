@@ -5,18 +5,19 @@ import sys
 import trio
 
 from fairlead.errors import FairleadError
+from fairlead.grant import Grant
 from fairlead.job import Sampling
 from fairlead.messages import Output, WorkerSpec
-from fairlead.worker.client import Worker
+from fairlead.nodes.own_engine import OwnEngine
 
 
 async def main(path: str, child: str) -> None:
-    worker = Worker(WorkerSpec(path=path), command=[sys.executable, child])
+    engine = OwnEngine(WorkerSpec(path=path), command=[sys.executable, child])
 
     class Receiver:
         def receive_token(self, _token_id: int) -> None:
-            if worker.statistics.steps == 1:
-                sys.stdout.write(f"{worker.pid}\n")
+            if engine.sequences.statistics.steps == 1:
+                sys.stdout.write(f"{engine.pid}\n")
                 sys.stdout.flush()
 
         def receive(self, output: Output) -> None:
@@ -26,8 +27,8 @@ async def main(path: str, child: str) -> None:
             raise error
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(worker.run)
-        worker.sequences.submit([1], Sampling(max_tokens=900_000), Receiver())
+        await nursery.start(engine.run)
+        engine.sequences.submit([1], Sampling(max_tokens=900_000), Receiver(), grant=Grant(1, 1))
 
 
 trio.run(main, *sys.argv[1:])

@@ -11,6 +11,7 @@ import trio
 
 from fairlead import messages
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed, StaleGrant
+from fairlead.frames import encode_frame
 from fairlead.grant import Grant
 from fairlead.job import Sampling
 from fairlead.worker import attachment
@@ -18,6 +19,7 @@ from fairlead.worker.attachment import Attachment
 from fairlead.worker.client import Worker
 from worker import fake_child
 from worker.children import (
+    COMMAND,
     ENDLESS,
     TIMEOUT_S,
     Stream,
@@ -25,14 +27,13 @@ from worker.children import (
     running,
     running_until_failure,
     wait_for_counts,
-    worker,
 )
 
 
 @asynccontextmanager
 async def attached(path: Path, name: str = "front") -> AsyncIterator[Attachment]:
     """Attach; leaving the block detaches."""
-    tested = Attachment(str(path), front=name)
+    tested = Attachment(str(path), name=name)
     async with trio.open_nursery() as nursery:
         await nursery.start(tested.run)
         yield tested
@@ -47,7 +48,8 @@ def submit(front: Attachment, prompt: list[int], sampling: Sampling, grant: Gran
 
 def listening(tmp_path: Path, options: str = "", **limits: object) -> tuple[Path, Worker]:
     path = tmp_path / "engine.sock"
-    return path, worker(options, listen=str(path), **limits)
+    spec = messages.WorkerSpec(path=f"fake:{options}", listen=str(path), **limits)
+    return path, Worker(spec, command=COMMAND)
 
 
 @pytest.mark.parametrize("options", ["slots=8", "slots=8,overlap"])
@@ -100,7 +102,7 @@ async def test_killed_child_fails_the_sequences_of_every_front_once(tmp_path):
     streams: list[Stream] = []
 
     async def use(name: int, *, task_status: trio.TaskStatus[None]) -> None:
-        front = Attachment(str(path), front=f"front {name}")
+        front = Attachment(str(path), name=f"front {name}")
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(front.run)
@@ -124,7 +126,7 @@ async def test_killed_child_fails_the_sequences_of_every_front_once(tmp_path):
 async def test_stopped_child_is_given_up_by_its_parent_and_ends_the_fronts(tmp_path, busy):
     path, parent = listening(tmp_path, "delay_ms=1", watchdog_s=0.3)
     async with running_until_failure(parent) as errors:
-        front = Attachment(str(path), front="front")
+        front = Attachment(str(path), name="front")
         ended: list[BaseException] = []
         try:
             async with trio.open_nursery() as nursery:
@@ -171,12 +173,12 @@ async def test_front_of_another_version_gets_the_reason(tmp_path):
         with pytest.raises(
             NodeFailed, match=f"version {messages.PROTOCOL_VERSION} of the protocol, not {newer}"
         ):
-            await Attachment(str(path), front="newer", version=newer).run()
+            await Attachment(str(path), name="newer", version=newer).run()
 
 
 async def test_no_engine_at_the_path_is_an_error(tmp_path):
     with pytest.raises(NodeFailed, match="cannot be reached"):
-        await Attachment(str(tmp_path / "none.sock"), front="front").run()
+        await Attachment(str(tmp_path / "none.sock"), name="front").run()
 
 
 async def test_engine_that_does_not_answer_is_given_up(tmp_path, autojump_clock):
@@ -185,7 +187,7 @@ async def test_engine_that_does_not_answer_is_given_up(tmp_path, autojump_clock)
         await silent.bind(str(path))
         silent.listen()
         with pytest.raises(NodeFailed, match="did not answer within 60 s"):
-            await Attachment(str(path), front="front").run()
+            await Attachment(str(path), name="front").run()
     assert trio.current_time() >= attachment.ATTACH_TIMEOUT_S
 
 
@@ -198,19 +200,20 @@ async def test_engine_that_sends_an_invalid_message_is_left(tmp_path):
 
             async def answer() -> None:
                 connection, _ = await wrong.accept()
-                await connection.send(messages.encode_frame(messages.LoadFailure("not for fronts")))
+                await connection.send(encode_frame(messages.LoadFailure("not for fronts")))
                 await connection.recv(1 << 16)
                 connection.close()
 
             nursery.start_soon(answer)
             with trio.fail_after(TIMEOUT_S), pytest.raises(NodeFailed, match="sent an invalid message"):
-                await Attachment(str(path), front="front").run()
+                await Attachment(str(path), name="front").run()
 
 
 async def test_socket_that_cannot_be_made_is_a_failed_load(tmp_path):
-    error = await failure_of(worker(listen=str(tmp_path / "missing" / "engine.sock")))
+    _, parent = listening(tmp_path / "missing")
+    error = await failure_of(parent)
     assert isinstance(error, LoadFailed)
-    assert "the socket for fronts" in error.message
+    assert "the socket for clients" in error.message
 
 
 async def test_socket_is_removed_when_the_child_ends_with_its_parent(tmp_path):

@@ -19,8 +19,8 @@ from fairlead.worker.client import Worker
 from worker import fake_child
 from worker.children import (
     CHILD,
-    COMMAND,
     ENDLESS,
+    GRANT,
     TIMEOUT_S,
     Stream,
     failure_of,
@@ -47,11 +47,8 @@ async def test_submitted_sequence_streams_its_tokens_and_finishes():
 
 async def test_ready_has_the_limits_and_progress_is_reported():
     progress = []
-    tested = Worker(
-        messages.WorkerSpec(path="fake:slots=3"),
-        command=COMMAND,
-        on_progress=lambda *stage: progress.append(stage),
-    )
+    tested = worker("slots=3")
+    tested.on_progress = lambda *stage: progress.append(stage)
     async with running(tested) as ready:
         assert (ready.slots, ready.max_model_len) == (3, 1_000_000)
     assert progress == [(0.5, "weights")]
@@ -126,7 +123,7 @@ async def test_no_callback_follows_an_abort_from_within_a_callback():
 
     stream = AbortAtThird()
     async with running(tested):
-        keys.append(tested.sequences.submit([1], ENDLESS, stream))
+        keys.append(tested.sequences.submit([1], ENDLESS, stream, grant=GRANT))
         await stream.begun.wait()
         await wait_for_counts(tested, slots_free=4)
     assert (len(stream.token_ids), stream.ends) == (1, [])
@@ -240,7 +237,7 @@ async def test_failing_sequence_may_abort_others():
                 tested.sequences.abort(key)
 
     async with running_until_failure(tested):
-        keys += [tested.sequences.submit([1], ENDLESS, AbortOthers()) for _ in range(3)]
+        keys += [tested.sequences.submit([1], ENDLESS, AbortOthers(), grant=GRANT) for _ in range(3)]
     assert len(failures) == 1
 
 
@@ -319,10 +316,11 @@ async def test_child_that_sends_an_invalid_message_is_ended():
 async def test_messages_that_arrive_byte_by_byte_are_decoded():
     tested = scripted("""
         from fairlead import messages
+        from fairlead.frames import encode_frame
 
         ready = messages.Ready(8, 4096, 32_000, 100, 16, "cpu", "float32", 1, 1)
         progress = messages.LoadProgress(0.5, "weights")
-        for byte in messages.encode_frame(progress) + messages.encode_frame(ready):
+        for byte in encode_frame(progress) + encode_frame(ready):
             connection.sendall(bytes([byte]))
     """)
     progress = []

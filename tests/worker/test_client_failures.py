@@ -2,9 +2,9 @@
 
 import errno
 import os
-import socket
 
 import pytest
+import trio
 
 from fairlead import messages
 from fairlead.errors import EngineFailed, FairleadError, NodeFailed
@@ -12,6 +12,7 @@ from fairlead.job import Sampling
 from worker import fake_child
 from worker.children import (
     ENDLESS,
+    GRANT,
     Stream,
     has_ended,
     running,
@@ -44,7 +45,7 @@ async def test_receiver_that_raises_ends_only_its_sequence(at_its_end):
     tested = worker()
     async with running(tested):
         failing = Failing(at_its_end=at_its_end)
-        tested.sequences.submit([1], Sampling(max_tokens=20), failing)
+        tested.sequences.submit([1], Sampling(max_tokens=20), failing, grant=GRANT)
         _, other = submit(tested, [2], Sampling(max_tokens=20))
         await failing.ended.wait()
         await other.ended.wait()
@@ -65,8 +66,8 @@ async def test_receiver_that_raises_in_failed_does_not_affect_others():
     tested = worker("die_after=3")
     raising, other = RaisesInFailed(), Stream()
     async with running_until_failure(tested) as errors:
-        tested.sequences.submit([1], ENDLESS, raising)
-        tested.sequences.submit([2], ENDLESS, other)
+        tested.sequences.submit([1], ENDLESS, raising, grant=GRANT)
+        tested.sequences.submit([2], ENDLESS, other, grant=GRANT)
     assert list(map(type, errors)) == [NodeFailed]
     assert list(map(type, raising.ends)) == [NodeFailed]
     assert list(map(type, other.ends)) == [NodeFailed]
@@ -74,17 +75,13 @@ async def test_receiver_that_raises_in_failed_does_not_affect_others():
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 async def test_message_that_cannot_be_sent_ends_the_child(number):
-    class Socket(socket.socket):
-        def send(self, *_arguments):
-            raise OSError(number, os.strerror(number))
+    async def send_all(_data):
+        raise trio.BrokenResourceError from OSError(number, os.strerror(number))
 
     tested = worker()
     async with running_until_failure(tested) as errors:
-        connection = tested._connection
-        assert connection is not None
-        connection._socket = broken = Socket(fileno=connection._socket.detach())
+        tested.sequences._connection._stream.send_all = send_all
         _, stream = submit(tested, [1], ENDLESS)
-    broken.close()
     (error,) = errors
     assert isinstance(error, NodeFailed)
     assert os.strerror(number) in error.message

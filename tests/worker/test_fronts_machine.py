@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 
 from engine.fake_model import VOCABULARY
 from fairlead import messages
+from fairlead.frames import MAX_FRAME_BYTES, encode_frame
 from fairlead.grant import Grant
 from fairlead.job import Sampling
-from fairlead.worker import front_connection
+from fairlead.worker import shared_channel
 from first_failure import until_first_failure
 from settings.mutants import Mutant, broken
 from worker.fronts import LONGEST, Client, Rig
@@ -41,7 +42,7 @@ class FrontsMachine(RuleBasedStateMachine):
 
     @initialize(overlaps=st.booleans())
     def begin(self, overlaps: bool) -> None:
-        self.unsent_bytes, front_connection.UNSENT_BYTES = front_connection.UNSENT_BYTES, UNSENT_BYTES
+        self.unsent_bytes, shared_channel.UNSENT_BYTES = shared_channel.UNSENT_BYTES, UNSENT_BYTES
         self.rig = Rig(overlaps=overlaps)
         self.fronts: list[Client] = []
         self.stopped: list[Client] = []
@@ -95,16 +96,11 @@ class FrontsMachine(RuleBasedStateMachine):
         if front in self.stopped:
             self.stopped.remove(front)
         self._turn()
-        assert front not in [client for _, client in self.rig.channel._fronts.values()]
+        assert front.prefix not in [client.prefix for client in self.rig.channel._connected.values()]
         assert front.has_ended, "the child has kept the connection"
         self._forget(front)
 
     # Sequences ---------------------------------------------------------------------------------------
-
-    @rule(prompt=prompts, max_tokens=st.sampled_from([1, 3, LONGEST]))
-    def parent_submits(self, prompt: list[int], max_tokens: int) -> None:
-        self.rig.parent.send(self.rig.parent.submit(prompt, max_tokens, None))
-        self._turn()
 
     @precondition(lambda self: self.fronts)
     @rule(
@@ -142,7 +138,7 @@ class FrontsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.fronts)
     @rule(pick=picks, which=picks)
     def abort(self, pick: int, which: int) -> None:
-        client = [self.rig.parent, *self.fronts][pick % (1 + len(self.fronts))]
+        client = self._front(pick)
         if client.expected:
             key = list(client.expected)[which % len(client.expected)]
             client.send(messages.Abort(key))
@@ -161,7 +157,7 @@ class FrontsMachine(RuleBasedStateMachine):
     def ping(self) -> None:
         self.rig.parent.send(messages.Ping())
         frames = len(self.rig.parent.frames)
-        self._turn(2)  # with overlap, the first turn may only launch a step
+        self._turn()
         assert len(self.rig.parent.frames) > frames, "a ping was not answered"
 
     @rule(times=st.sampled_from([1, 2, 5, 40]))
@@ -183,7 +179,7 @@ class FrontsMachine(RuleBasedStateMachine):
             self.may_have_ended, self.stopped = self.stopped, []
             self._turn()
             self.rig.run_until_idle()
-            for client in (self.rig.parent, *self.fronts):
+            for client in self.fronts:
                 for key, (tokens, reason) in client.expected.items():
                     if client.has_ended or key in client.aborted:
                         continue
@@ -195,10 +191,10 @@ class FrontsMachine(RuleBasedStateMachine):
                 front.connection.close()
             self.rig.turn(2)
             self.rig.assert_nothing_is_held()
-            assert list(self.rig.channel._clients) == [0]
+            assert self.rig.channel._attached == {}
         finally:
             self.rig.__exit__(None, None, None)
-            front_connection.UNSENT_BYTES = self.unsent_bytes
+            shared_channel.UNSENT_BYTES = self.unsent_bytes
 
     # Helpers -----------------------------------------------------------------------------------------
 
@@ -213,7 +209,7 @@ class FrontsMachine(RuleBasedStateMachine):
                 if client not in self.stopped and client.connection.fileno() >= 0:
                     client.read()
                     assert not client.has_ended or client in self.may_have_ended, "disconnected for nothing"
-        connected = {client.prefix for _, client in self.rig.channel._fronts.values() if client is not None}
+        connected = {client.prefix for client in self.rig.channel._connected.values()}
         for front in list(self.stopped):
             if front.prefix not in connected:
                 self.rig.turn()  # in which its sequences are aborted
@@ -252,9 +248,9 @@ class FrontsMachine(RuleBasedStateMachine):
         if kind == "bytes":
             return struct.pack("<I", 3) + b"\xc1\xff\x00"
         if kind == "size":
-            return struct.pack("<I", messages.MAX_FRAME_BYTES + 1)
+            return struct.pack("<I", MAX_FRAME_BYTES + 1)
         key = front.new_key()
-        others = [client for client in (self.rig.parent, *self.fronts) if client is not front]
+        others = [client for client in self.fronts if client is not front]
         prompt, grant = messages.pack_tokens([1]), Grant(self.epoch, 10_000)
         sampling = Sampling(max_tokens=2)
         foreign = next((key for client in others for key in client.expected), 1 << 60)
@@ -267,7 +263,7 @@ class FrontsMachine(RuleBasedStateMachine):
             "epoch": messages.Epoch(self.epoch + 100),
             "attach": messages.Attach(messages.PROTOCOL_VERSION, "again"),
         }
-        return messages.encode_frame(faulty[kind])
+        return encode_frame(faulty[kind])
 
 
 SETTINGS = settings(phases=[Phase.generate], report_multiple_bugs=False, stateful_step_count=30)
@@ -278,12 +274,12 @@ def test_each_front_gets_exactly_its_own_outputs():
 
 
 _CHANNEL = "fairlead.worker.shared_channel:SharedChannel"
-_CONNECTION = "fairlead.worker.front_connection:FrontConnection"
+_CONNECTION = "fairlead.frames:FrameSocket"
 _GRANTS = "fairlead.worker.grants:Grants"
 
 MUTANTS = {
     "accepts_another_prefix": (
-        f"{_CHANNEL}._handle_frame",
+        f"{_CHANNEL}._handle",
         "message.key >> messages.KEY_BITS != client.prefix",
         "False",
     ),
@@ -299,10 +295,15 @@ MUTANTS = {
     "accepts_a_grant_twice": (f"{_GRANTS}.take", "user != holder", "False"),
     "keeps_grants": (f"{_GRANTS}.release", "self._sequences[grant] -= 1", "pass"),
     "blocks": (f"{_CONNECTION}.__init__", "setblocking(False)", "setblocking(True)"),
-    "buffers_without_bound": (f"{_CONNECTION}.send", "raise FrontGone(f", "str(f"),
-    "never_sends_the_rest": (f"{_CHANNEL}._handle_event", "connection.flush()", "pass"),
+    "buffers_without_bound": (f"{_CONNECTION}.send", "raise PeerGone(f", "str(f"),
+    "never_sends_the_rest": (f"{_CHANNEL}._handle_event", "client.connection.flush()", "pass"),
     "accepts_a_key_twice": (f"{_CHANNEL}._admit", "submit.key <= client.last_key", "False"),
-    "answers_no_ping": (f"{_CHANNEL}._read_parent", "client.is_due = True", "pass"),
+    "answers_no_ping": (f"{_CHANNEL}._read_parent", "self._parent_is_due = True", "pass"),
+    "answers_a_ping_a_step_late": (
+        "fairlead.worker.loop:Loop.execute",
+        "messages.Abort | messages.Ping",
+        "messages.Abort",
+    ),
 }
 
 

@@ -14,17 +14,19 @@ from models.tiny import SIZES, save
 WEIGHTS = "model.safetensors"
 
 
-class RecordingChannel:
-    """A channel that requests one model and then only records the frames."""
+class RecordingParent:
+    """A parent that requests one model and then only records the frames."""
 
     def __init__(self, path) -> None:
         self.frames: list[messages.ToParent] = []
-        self._spec = messages.WorkerSpec(path=str(path), device="cpu", dtype="float32")
+        self._spec = messages.WorkerSpec(
+            path=str(path), device="cpu", dtype="float32", listen=f"{path}/engine.sock"
+        )
 
-    def read_spec(self) -> messages.WorkerSpec:
+    def receive(self) -> messages.WorkerSpec:
         return self._spec
 
-    def write(self, message: messages.ToParent) -> None:
+    def send(self, message: messages.ToParent) -> None:
         self.frames.append(message)
 
 
@@ -93,14 +95,14 @@ def with_text(path):
 )
 def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(damage, directory):
     damage(directory / WEIGHTS)
-    channel = RecordingChannel(directory)
-    assert serve(channel, _load) == 1
-    last = channel.frames[-1]
+    parent = RecordingParent(directory)
+    assert serve(parent, _load) == 1
+    last = parent.frames[-1]
     assert isinstance(last, messages.LoadFailure)
     assert str(directory) in last.message
     assert len(last.message) < 1000
-    assert all(isinstance(frame, messages.LoadProgress) for frame in channel.frames[:-1])
-    assert not any(frame.fraction == 1 for frame in channel.frames[:-1])
+    assert all(isinstance(frame, messages.LoadProgress) for frame in parent.frames[:-1])
+    assert not any(frame.fraction == 1 for frame in parent.frames[:-1])
 
 
 @pytest.mark.parametrize(
@@ -119,9 +121,9 @@ def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(dama
 def test_invalid_config_is_reported_in_one_frame_that_names_the_key(values, key, directory):
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    channel = RecordingChannel(directory)
-    assert serve(channel, _load) == 1
-    last = channel.frames[-1]
+    parent = RecordingParent(directory)
+    assert serve(parent, _load) == 1
+    last = parent.frames[-1]
     assert isinstance(last, messages.LoadFailure)
     assert str(directory) in last.message
     assert key in last.message

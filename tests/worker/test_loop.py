@@ -9,9 +9,9 @@ import pytest
 from engine import fake_model
 from fairlead import messages
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import Outcome, SampledTokens
+from fairlead.engine.step import SampledTokens
+from fairlead.frames import PeerGone
 from fairlead.job import Sampling
-from fairlead.worker.channel import ParentGone
 from fairlead.worker.loop import Loop
 
 VOCABULARY = 50
@@ -22,14 +22,14 @@ class Harness:
     """A loop with its clock, inbox and device; `log` has the events in order.
 
     A step takes `step_s` from its launch. A launch or a wait raises the error under its number in
-    `launch_errors` or `wait_errors`. The loop reads `inbox`; blocking on an empty one raises `ParentGone`.
+    `launch_errors` or `wait_errors`. The loop reads `inbox`; blocking on an empty one raises `PeerGone`.
     """
 
     def __init__(self, *, overlaps: bool = False, slots: int = 4, **options: float) -> None:
         self.overlaps = overlaps
         self.arenas = 2
         self.log: list[str] = []
-        self.inbox: list[messages.ToChild] = []
+        self.inbox: list[messages.ToEngine] = []
         self.frames: list[messages.StepOutputs] = []
         self.released: list[tuple[float, list[list[int]]]] = []
         self.reports: list[Exception] = []
@@ -58,10 +58,10 @@ class Harness:
 
     # The channel -------------------------------------------------------------------------------------
 
-    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:
+    def read(self, *, wait_s: float | None) -> list[messages.ToEngine]:
         if not self.inbox and wait_s is None:
             self.log.append("blocked")
-            raise ParentGone
+            raise PeerGone
         if not self.inbox:
             self.now_s += wait_s
         received, self.inbox = self.inbox, []
@@ -97,14 +97,8 @@ class Harness:
         for _ in range(times):
             self.loop.turn()
 
-    def turn_for(self, loop: Loop, seconds: float) -> None:
-        loop._sent_at_s = self.now_s
-        end_s = self.now_s + seconds
-        while self.now_s < end_s:
-            loop.turn()
-
     def run_until_blocked(self) -> None:
-        with pytest.raises(ParentGone):
+        with pytest.raises(PeerGone):
             self.loop.run()
 
 
@@ -353,7 +347,7 @@ def test_output_of_each_sequence_is_independent_of_the_times_of_messages(overlap
             harness.inbox += [messages.Abort(key) for key in aborted]
         if not (engine.idle and not harness.inbox):
             loop.turn()
-    with pytest.raises(ParentGone):
+    with pytest.raises(PeerGone):
         loop.run()
 
     received: dict[int, list[int]] = {key: [] for key in submitted}
@@ -402,34 +396,3 @@ def test_idle_engine_that_computed_nothing_waits_without_a_timeout():
     harness = Harness(cleanup_interval_s=10.0)
     harness.run_until_blocked()
     assert (harness.now_s, harness.released) == (100.0, [])
-
-
-class CompilingEngine:
-    """An engine that compiles a grammar, and does nothing else."""
-
-    idle, compiling = False, 1
-
-    def wait_s(self, _now_s):
-        return 0.005
-
-    def trim_if_due(self, _now_s):
-        return None
-
-    def plan(self, _now_s):
-        return None
-
-    def take_outcome(self):
-        return Outcome(b"", b"", [])
-
-    def statistics(self):
-        return messages.EngineStatistics()
-
-
-@pytest.mark.parametrize(("compiling", "frames"), [(1, 3), (0, 0)])
-def test_child_that_compiles_grammars_reports_that_it_lives(compiling, frames):
-    harness = Harness()
-    harness.engine = CompilingEngine()
-    harness.engine.compiling = compiling
-    loop = Loop(harness.engine, harness, harness, clock=lambda: harness.now_s)
-    harness.turn_for(loop, 3.5)
-    assert len(harness.frames) == frames

@@ -4,8 +4,10 @@ import contextlib
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,50 +15,46 @@ import pytest
 from fairlead import messages
 from fairlead.compilers import ADVICE
 from fairlead.config import demonstration_model
+from fairlead.frames import FrameSocket, PeerGone, encode_frame
+from fairlead.grant import Grant
 from fairlead.job import Sampling
-from fairlead.worker import channel, main
+from fairlead.worker import main
 from worker import fake_child
 
 GREEDY = Sampling(max_tokens=3)
+FIRST = 1 << messages.KEY_BITS | 1  # the first key of the first client
 
 
-class Parent:
-    """The other end of a child's socket, with blocking reads and writes."""
+class End(FrameSocket[Any]):
+    """The other end of a connection of a child. `listen` is the path of the child's socket for clients."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder, listen: str) -> None:
+        connection.settimeout(60)
+        super().__init__(connection, decoder)
         self.connection = connection
-        self._splitter = messages.FrameSplitter()
-        self._payloads: list[bytes] = []
+        self.listen = listen
 
-    def send(self, *sent: messages.WorkerSpec | messages.ToChild) -> None:
-        self.connection.sendall(b"".join(map(messages.encode_frame, sent)))
-
-    def receive(self) -> messages.ToParent:
-        while not self._payloads:
-            data = self.connection.recv(1 << 16)
-            assert data, "the child closed its end"
-            self._payloads.extend(self._splitter.feed(data))
-        return messages.to_parent_decoder.decode(self._payloads.pop(0))
+    def send(self, *sent: msgspec.Struct) -> None:
+        self.connection.sendall(b"".join(map(encode_frame, sent)))
 
 
 @contextlib.contextmanager
-def child(path: str = "fake:") -> Iterator[Parent]:
+def child(path: str = "fake:") -> Iterator[End]:
     """Serve in a thread until the block ends; check that the child ends when its socket is closed."""
     ours, theirs = socket.socketpair()
     ended = []
 
     def serve() -> None:
-        with contextlib.suppress(channel.ParentGone):
-            main.serve(channel.Channel(theirs), fake_child.load)
+        with contextlib.suppress(PeerGone):
+            main.serve(FrameSocket(theirs, messages.from_parent_decoder), fake_child.load)
         ended.append(True)
 
     thread = threading.Thread(target=serve)
-    with ours, theirs:
-        ours.settimeout(60)
+    with ours, theirs, tempfile.TemporaryDirectory() as folder:
         thread.start()
         try:
-            parent = Parent(ours)
-            parent.send(messages.WorkerSpec(path=path))
+            parent = End(ours, messages.to_parent_decoder, f"{folder}/engine.sock")
+            parent.send(messages.WorkerSpec(path=path, listen=parent.listen))
             yield parent
         finally:
             ours.shutdown(socket.SHUT_RDWR)
@@ -64,15 +62,29 @@ def child(path: str = "fake:") -> Iterator[Parent]:
     assert ended == [True]
 
 
-def step(parent: Parent) -> messages.StepOutputs:
-    message = parent.receive()
+def step(client: End) -> messages.StepOutputs:
+    message = client.receive()
     assert isinstance(message, messages.StepOutputs)
     return message
 
 
-def begin(parent: Parent) -> None:
-    assert parent.receive() == messages.LoadProgress(0.5, "weights")
-    assert isinstance(parent.receive(), messages.Ready)
+def submit(number: int, prompt: list[int], sampling: Sampling = GREEDY) -> messages.Submit:
+    return messages.Submit(
+        1 << messages.KEY_BITS | number, messages.pack_tokens(prompt), sampling, grant=Grant(1, 1)
+    )
+
+
+@contextlib.contextmanager
+def attached(path: str = "fake:") -> Iterator[End]:
+    """Serve until the block ends, and attach to the child as its first client."""
+    with child(path) as parent, socket.socket(socket.AF_UNIX) as connection:
+        assert parent.receive() == messages.LoadProgress(0.5, "weights")
+        assert isinstance(parent.receive(), messages.Ready)
+        connection.connect(parent.listen)
+        client = End(connection, messages.to_client_decoder, parent.listen)
+        client.send(messages.Attach(messages.PROTOCOL_VERSION, "test"))
+        assert client.receive().prefix == 1
+        yield client
 
 
 def test_loading_is_reported_and_then_the_limits():
@@ -82,18 +94,15 @@ def test_loading_is_reported_and_then_the_limits():
 
 
 def test_step_is_one_message_for_all_sequences_together():
-    with child() as parent:
-        begin(parent)
-        prompts = {1: [5], 2: [6, 7]}
-        parent.send(
-            *(messages.Submit(key, messages.pack_tokens(prompt), GREEDY) for key, prompt in prompts.items())
-        )
-        received: dict[int, list[int]] = {1: [], 2: []}
+    with attached() as client:
+        prompts = {FIRST: [5], FIRST + 1: [6, 7]}
+        client.send(*(submit(key, prompt) for key, prompt in prompts.items()))
+        received: dict[int, list[int]] = {key: [] for key in prompts}
         for number in range(1, 4):
-            message = step(parent)
+            message = step(client)
             plain = dict(message.plain())
             last = {output.key: output.token_ids for output in message.outputs}
-            assert ((sorted(plain), [*last]) if number < 3 else (sorted(last), [*plain])) == ([1, 2], [])
+            assert ((sorted(plain), [*last]) if number < 3 else (sorted(last), [*plain])) == ([*prompts], [])
             assert message.statistics.steps == number
             for key, token_id in plain.items():
                 received[key].append(token_id)
@@ -105,62 +114,57 @@ def test_step_is_one_message_for_all_sequences_together():
 
 
 def test_abort_alone_is_answered_with_current_counts():
-    with child("fake:slots=1") as parent:
-        begin(parent)
+    with attached("fake:slots=1") as client:
         endless = Sampling(max_tokens=900_000)
-        parent.send(messages.Submit(1, messages.pack_tokens([5]), endless))
-        assert step(parent).statistics.running == 1
-        parent.send(messages.Abort(1))
-        while (last := step(parent)).statistics.running:
+        client.send(submit(1, [5], endless))
+        assert step(client).statistics.running == 1
+        client.send(messages.Abort(FIRST))
+        while (last := step(client)).statistics.running:
             pass
         assert (last.keys, last.outputs) == (b"", [])
         assert (last.statistics.blocks_free, last.statistics.slots_free) == (8000, 1)
 
 
 def test_resources_freed_by_an_abort_are_reported_before_the_next_step():
-    with child("fake:slots=2") as parent:
-        begin(parent)
+    with attached("fake:slots=2") as client:
         endless = Sampling(max_tokens=900_000)
-        parent.send(*(messages.Submit(key, messages.pack_tokens([5]), endless) for key in (1, 2)))
-        while (before := step(parent)).statistics.running < 2:
+        client.send(*(submit(key, [5], endless) for key in (1, 2)))
+        while (before := step(client)).statistics.running < 2:
             pass
-        parent.send(messages.Abort(1))
-        while (received := step(parent)).statistics.slots_free == 0:
+        client.send(messages.Abort(FIRST))
+        while (received := step(client)).statistics.slots_free == 0:
             before = received
         assert (received.keys, received.outputs, received.statistics.steps) == (
             b"",
             [],
             before.statistics.steps,
         )
-        assert [key for key, _ in step(parent).plain()] == [2]
+        assert [key for key, _ in step(client).plain()] == [FIRST + 1]
 
 
 def test_failed_sequence_is_reported_with_the_reason_and_the_child_continues():
-    with child() as parent:
-        begin(parent)
-        parent.send(messages.Submit(1, messages.pack_tokens([4000]), GREEDY))
-        (output,) = step(parent).outputs
+    with attached() as client:
+        client.send(submit(1, [4000]))
+        (output,) = step(client).outputs
         assert "no token 4000" in str(output.error)
-        parent.send(messages.Submit(2, messages.pack_tokens([4]), GREEDY))
-        assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
+        client.send(submit(2, [4]))
+        assert step(client).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 
 
 def test_failed_step_is_reported_and_the_child_continues():
-    with child("fake:raise_in_step=1") as parent:
-        begin(parent)
-        parent.send(messages.Submit(1, messages.pack_tokens([4]), GREEDY))
-        (output,) = step(parent).outputs
+    with attached("fake:raise_in_step=1") as client:
+        client.send(submit(1, [4]))
+        (output,) = step(client).outputs
         assert output.error == "the engine's step failed: RuntimeError: the fake device failed"
-        parent.send(messages.Submit(2, messages.pack_tokens([4]), GREEDY))
-        assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
+        client.send(submit(2, [4]))
+        assert step(client).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 
 
 def test_message_may_arrive_in_pieces():
-    with child() as parent:
-        begin(parent)
-        for byte in messages.encode_frame(messages.Submit(1, messages.pack_tokens([4]), GREEDY)):
-            parent.connection.sendall(bytes([byte]))
-        assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
+    with attached() as client:
+        for byte in encode_frame(submit(1, [4])):
+            client.connection.sendall(bytes([byte]))
+        assert step(client).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ sys.exit(main.main())
 RANK_1 = """
 import os, socket, sys
 import msgspec
-from fairlead.worker.rank_connection import RankConnection, RankFailed, StartRank
-connection = RankConnection(socket.socket(fileno=int(sys.argv[2])), msgspec.msgpack.Decoder(StartRank))
+from fairlead.frames import FrameSocket
+from fairlead.worker.rank_connection import RankFailed, StartRank
+connection = FrameSocket(socket.socket(fileno=int(sys.argv[2])), msgspec.msgpack.Decoder(StartRank))
 start = connection.receive()
 print("the pid of rank", start.rank, "is", os.getpid(), flush=True)
 """

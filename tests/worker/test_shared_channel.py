@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fairlead import messages
+from fairlead.frames import encode_frame
 from fairlead.grant import Grant
-from fairlead.worker import front_connection, shared_channel
-from fairlead.worker.front_connection import bind
+from fairlead.worker import shared_channel
+from fairlead.worker.shared_channel import bind
 from worker.fronts import SLOTS, Rig
 
 
@@ -19,11 +20,10 @@ def rig():
         yield made
 
 
-def test_two_fronts_and_the_parent_get_a_frame_a_step_with_their_own_sequences_only(rig):
-    first, second = rig.attach(), rig.attach()
-    clients = (rig.parent, first, second)
+def test_clients_get_a_frame_a_step_with_their_own_sequences_only(rig):
+    clients = first, second, _ = rig.attach(), rig.attach(), rig.attach()
     for number, client in enumerate(clients, 1):
-        client.send(client.submit([number], 5, None if client is rig.parent else Grant(1, number)))
+        client.send(client.submit([number], 5, Grant(1, number)))
     rig.turn(5)
     for client in clients:
         client.read()
@@ -66,11 +66,11 @@ def test_front_of_another_version_is_refused_with_the_reason(rig):
 
 
 def test_front_above_the_bound_is_refused_and_has_room_when_another_has_left(rig, monkeypatch):
-    monkeypatch.setattr(shared_channel, "MOST_FRONTS", 2)
+    monkeypatch.setattr(shared_channel, "MOST_CLIENTS", 2)
     first, _ = rig.attach(), rig.attach()
     client = rig.connect()
     rig.turn()
-    assert client.read() == [messages.AttachRefused("it serves 2 fronts already")]
+    assert client.read() == [messages.AttachRefused("it serves 2 clients already")]
     first.connection.close()
     rig.turn()
     assert rig.attach().prefix == 3
@@ -78,7 +78,7 @@ def test_front_above_the_bound_is_refused_and_has_room_when_another_has_left(rig
 
 def test_partial_message_delays_nobody(rig):
     slow, other = rig.attach(), rig.attach()
-    data = messages.encode_frame(slow.submit([1], 3, Grant(1, 1)))
+    data = encode_frame(slow.submit([1], 3, Grant(1, 1)))
     slow.send_bytes(data[:5])
     other.send(other.submit([2], 3, Grant(1, 2)))
     rig.turn(3)
@@ -104,7 +104,7 @@ def test_front_that_leaves_in_mid_stream_frees_its_slots_blocks_and_grants(rig):
 
 
 def test_front_that_does_not_read_is_disconnected_and_delays_no_other(rig, monkeypatch):
-    monkeypatch.setattr(front_connection, "UNSENT_BYTES", 1000)
+    monkeypatch.setattr(shared_channel, "UNSENT_BYTES", 1000)
     stopped, reading = rig.attach(small_buffer=True), rig.attach()
     for number in range(1, 40):
         stopped.send(stopped.submit([1], 50, Grant(1, number)))
@@ -114,14 +114,14 @@ def test_front_that_does_not_read_is_disconnected_and_delays_no_other(rig, monke
         reading.read()
     rig.run_until_idle()
     assert len(reading.ends) == 59
-    assert [client.prefix for _, client in rig.channel._fronts.values()] == [reading.prefix]
+    assert [client.prefix for client in rig.channel._connected.values()] == [reading.prefix]
     rig.assert_nothing_is_held()
 
 
 def test_malformed_message_ends_only_its_connection_after_what_was_valid_before(rig):
     faulty, other = rig.attach(), rig.attach()
     other.send(other.submit([1], 9, Grant(1, 1)))
-    valid = messages.encode_frame(faulty.submit([2], 9, Grant(1, 2)))
+    valid = encode_frame(faulty.submit([2], 9, Grant(1, 2)))
     faulty.send_bytes(valid + b"\x01\x00\x00\x00\xc1")
     rig.run_until_idle()
     assert faulty.has_ended
@@ -221,3 +221,13 @@ def test_front_prepares_a_grammar_without_a_grant(rig):
     (output,) = (output for frame in front.read() for output in frame.outputs)
     assert (output.key, output.error) == (key, "this model cannot be constrained by a grammar")
     rig.assert_nothing_is_held()
+
+
+def test_counts_that_have_changed_without_a_step_reach_all_clients(rig):
+    leaving, first, second = rig.attach(), rig.attach(), rig.attach()
+    leaving.send(leaving.submit([1], 50, Grant(1, 1)))
+    rig.turn(3)
+    leaving.connection.close()
+    rig.turn()
+    for client in (first, second):
+        assert [frame.statistics.running for frame in client.read()] == [0]

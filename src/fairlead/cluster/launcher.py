@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -27,14 +28,14 @@ from fairlead.cluster.messages import (
     RunningReplica,
     StartReplica,
     StopReplica,
+    ToLauncher,
     to_launcher_decoder,
 )
 from fairlead.cluster.replica_actor import ReplicaActor
-from fairlead.messages import FrameSplitter, encode_frame
+from fairlead.frames import FrameSocket, PeerGone
 
 END_WAIT_S = 5.0
 STOP_WAIT_S = 15.0
-READ_BYTES = 1 << 16
 RAYLET_CHECK_S = 2.0
 
 
@@ -46,17 +47,17 @@ class Launcher:
         self._lock = threading.Lock()
         self._replicas: dict[str, RunningReplica] = {}
         self._actors: dict[str, Any] = {}
-        self._server: socket.socket | None = None
+        self._server: FrameSocket[ToLauncher] | None = None
 
     def serve(self, server: socket.socket) -> None:
-        """Exchange messages with a server until it closes the connection."""
-        splitter = FrameSplitter()
+        """Exchange messages with a server until it is gone; it may connect again."""
+        connection = FrameSocket(server, to_launcher_decoder)
         with self._lock:
-            self._server = server
+            self._server = connection
             self._send(Replicas(tuple(self._replicas.values())))
-        while data := server.recv(READ_BYTES):
-            for frame in splitter.feed(data):
-                match to_launcher_decoder.decode(frame):
+        with suppress(PeerGone):
+            while True:
+                match connection.receive():
                     case StartReplica() as order:
                         self._start(order)
                     case StopReplica(replica):
@@ -136,8 +137,8 @@ class Launcher:
         if self._server is None:
             return
         try:
-            self._server.sendall(encode_frame(message))
-        except OSError:
+            self._server.send(message)
+        except PeerGone:
             self._server.close()
             self._server = None
 
@@ -218,10 +219,7 @@ def main() -> None:
         while True:
             server, _ = listener.accept()
             with server:
-                try:
-                    launcher.serve(server)
-                except OSError:
-                    """The connection is broken: the server connects again."""
+                launcher.serve(server)
                 launcher.disconnected()
 
 

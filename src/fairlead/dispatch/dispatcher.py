@@ -51,18 +51,20 @@ class DispatchStatistics(SchedulerStatistics, frozen=True):
 class Seat:
     """The right to run one job on the node `node_id`; after a failure, on another node.
 
-    For a task of this process. `grant` is for engines that several fronts share; None here, where one process
-    has all seats.
+    For a task of this process.
     """
 
     __slots__ = ("_dispatcher", "_waiter", "node_id")
-
-    grant: Grant | None = None
 
     def __init__(self, dispatcher: "Dispatcher", waiter: WaitingTask, node_id: str) -> None:
         self.node_id = node_id
         self._dispatcher = dispatcher
         self._waiter = waiter
+
+    @property
+    def grant(self) -> Grant | None:
+        """Its number, which engines require."""
+        return self._waiter.grant
 
     @property
     def waited_s(self) -> float:

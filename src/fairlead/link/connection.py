@@ -4,7 +4,7 @@ Sending is synchronous: a message is buffered, and `run` writes what has accumul
 does not read never delays its sender; the connection ends when the buffer is full.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Generic, TypeVar
 
@@ -12,7 +12,8 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.messages import MAX_FRAME_BYTES, FrameSplitter, encode_frame
+from fairlead.frames import MAX_FRAME_BYTES, FrameSplitter, encode_frame
+from fairlead.supervision import described
 
 READ_BYTES = 1 << 18
 UNSENT_BYTES = 64 * 1024 * 1024
@@ -25,6 +26,7 @@ logger = structlog.get_logger("fairlead.link")
 class FrameLink(Generic[Received]):
     """A connection with a peer, `name` in the log. `decoder` decodes its messages.
 
+    `problem`: why this process has ended the connection; empty if it has not.
     `may_send` is called before each write: once it returns False, the connection ends, and nothing that was
     buffered is written. It also ends after `silence_s` without data. At most `unsent_bytes` are buffered,
     and a frame has at most `max_frame_bytes`.
@@ -42,6 +44,7 @@ class FrameLink(Generic[Received]):
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self.name = name
+        self.problem = ""
         self._stream = stream
         self._decoder = decoder
         self._may_send = may_send
@@ -66,7 +69,7 @@ class FrameLink(Generic[Received]):
             self._added.set()
         self._unsent += encode_frame(message)
         if len(self._unsent) > self._unsent_bytes:
-            logger.warning("connection closed: the peer does not read", peer=self.name)
+            self._note_problem("it does not read")
             self.close()
 
     def close(self) -> None:
@@ -75,8 +78,11 @@ class FrameLink(Generic[Received]):
         self._unsent.clear()
         self._scope.cancel()
 
-    async def run(self, handle: Callable[[Received], None]) -> None:
-        """Exchange messages until either side closes the connection; `handle` each one, synchronously."""
+    async def run(self, handle: Callable[[Received], Awaitable[None] | None]) -> None:
+        """Exchange messages until either side closes the connection; `handle` each one.
+
+        What `handle` returns is awaited before the next message is handled.
+        """
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -94,20 +100,21 @@ class FrameLink(Generic[Received]):
             with trio.move_on_after(self._silence_s) as silence:
                 data = bytes(await self._stream.receive_some(READ_BYTES))
             if silence.cancelled_caught:
-                logger.warning("connection closed: the peer is silent", peer=self.name)
+                self._note_problem("it is silent")
             if not data:
                 return None
             return [self._decoder.decode(frame) for frame in self._splitter.feed(data)]
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         except (ValueError, msgspec.MsgspecError) as error:
-            logger.warning("connection closed: invalid message", peer=self.name, reason=str(error))
+            self._note_problem(f"it sent an invalid message: {error}")
             return None
 
-    async def _read(self, handle: Callable[[Received], None]) -> None:
+    async def _read(self, handle: Callable[[Received], Awaitable[None] | None]) -> None:
         while (received := await self._receive()) is not None:
             for message in received:
-                handle(message)
+                if (handling := handle(message)) is not None:
+                    await handling
                 if self._is_closed:
                     return
 
@@ -126,6 +133,14 @@ class FrameLink(Generic[Received]):
             data, self._unsent = self._unsent, bytearray()
             try:
                 await self._stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except trio.ClosedResourceError:
+                return False
+            except trio.BrokenResourceError as error:
+                if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, ConnectionError):
+                    self._note_problem(f"it cannot be written to: {described(cause)}")
                 return False
         return True
+
+    def _note_problem(self, problem: str) -> None:
+        self.problem = self.problem or problem
+        logger.warning("connection closed", peer=self.name, reason=problem)

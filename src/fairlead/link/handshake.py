@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from fairlead.config import ConfigError
-from fairlead.messages import encode_frame
+from fairlead.frames import encode_frame
 
 PROTOCOL = 1
 HANDSHAKE_TIMEOUT_S = 5.0

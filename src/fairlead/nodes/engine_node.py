@@ -1,20 +1,35 @@
-"""The built-in engine as a node: one run of one model's child process, from its start to its end."""
+"""The built-in engine as a node: one connection to its process, from attaching to its end."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+import hashlib
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Protocol
 
+import msgspec
+import structlog
 import trio
 
+from fairlead.answer.embedding_job import embedding
+from fairlead.answer.sequence import NodeSequence
 from fairlead.answer.sink import Sink
 from fairlead.config import HealthConfig, ModelConfig
+from fairlead.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed, StaleGrant
 from fairlead.grant import Grant
-from fairlead.job import Job
-from fairlead.messages import EngineStatistics, Ready, WorkerSpec
-from fairlead.nodes.loaded_engine import LoadedEngine
+from fairlead.job import AnswerParts, Job
+from fairlead.messages import EngineStatistics, Output, Ready, WorkerSpec
+from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import GpuUse, NodeReport
-from fairlead.nodes.status import ProcessStatus
+from fairlead.nodes.own_engine import OwnEngine
+from fairlead.nodes.status import EngineStatus, ProcessStatus
+from fairlead.text.answer import ChoiceText
 from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND, Worker
+from fairlead.worker.attachment import Attachment
+from fairlead.worker.client import COMMAND
+from fairlead.worker.sequence_client import SequenceClient
+
+logger = structlog.get_logger("fairlead.node")
 
 
 def worker_spec(model: ModelConfig) -> WorkerSpec:
@@ -43,10 +58,30 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
     )
 
 
-class EngineNode:
-    """One run of a model's child process. Each restart needs a new `EngineNode`.
+class EngineConnection(Protocol):
+    """A connection to an engine: an `OwnEngine`, or an `Attachment` to that of another process."""
 
-    `command` starts the child; tests replace it. `on_line` is called with each line that the child prints.
+    @property
+    def sequences(self) -> SequenceClient:
+        """The sequences over this connection."""
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process that this server has started."""
+
+    @property
+    def stuck(self) -> str | None:
+        """Why that process was given up although it had not ended."""
+
+    async def run(self, *, task_status: trio.TaskStatus[Ready]) -> None:
+        """Attach, call `started()`, and end by raising; every open sequence has failed by then."""
+
+
+class EngineNode:
+    """One connection to an engine that runs `model`, as a node. Each new one needs a new `EngineNode`.
+
+    `spec` is the one that the process is started with. `connect` is called with two callbacks, for when the
+    engine is attached to and for the end of that, and returns the connection.
     """
 
     def __init__(
@@ -54,89 +89,269 @@ class EngineNode:
         model: TextModel,
         spec: WorkerSpec,
         report: NodeReport,
-        *,
-        on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
-        on_line: Callable[[str], None] = lambda _line: None,
-        command: Sequence[str] = COMMAND,
+        connect: Callable[[Callable[[Ready], None], Callable[[], None]], EngineConnection],
     ) -> None:
         self.id = f"engine:{model.name}"
         self.models = frozenset({model.name})
+        self._ready: Ready | None = None
         self._model = model
         self._spec = spec
-        self._engine = LoadedEngine(model, spec, lambda limits: report(self, limits))
-        self._on_progress = on_progress
-        self._on_line = on_line
-        self._command = command
-        self._worker: Worker | None = None
+        self._report = report
+        self._connection = connect(self._came_up, self._went_down)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model is loaded now."""
-        return self._engine.ready is not None
+        """Whether it is attached."""
+        return self._ready is not None
 
     @property
     def gpu(self) -> GpuUse | None:
-        """The GPU of its child, and the memory taken there; None on a CPU, or while it is not loaded."""
-        return self._engine.gpu
-
-    @property
-    def stuck(self) -> str | None:
-        """Why the child was given up although it had not ended; None if it was not."""
-        return self._worker.stuck if self._worker is not None else None
+        """The GPU of the engine's process, and the memory taken there; None on a CPU, or if not attached."""
+        return gpu_use(self._ready)
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, if there is a child."""
-        return self._worker.pid if self._worker is not None else None
+        """The id of the engine's process, if this server has started it."""
+        return self._connection.pid
+
+    @property
+    def stuck(self) -> str | None:
+        """Why this server has given up the process although it had not ended; None if it has not."""
+        return self._connection.stuck
 
     def change_health(self, health: HealthConfig) -> None:
-        """Do nothing: a child is not probed, but supervised by the configured watchdog."""
+        """Do nothing: an engine is not probed, but supervised by the configured watchdog."""
 
     async def run(self, *, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start the child, call `started()` when its model is loaded, and run until it ends.
+        """Start the process if it is this server's, attach, call `started()`, and serve until the end.
 
-        Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck;
-        never returns. Cancelling ends the child. Calls `report`; the caller reports a failed
-        load. When this is over, the child is gone and every job has failed.
+        Never returns: raises `LoadFailed` if this server's process does not become ready, and `NodeFailed` if
+        the engine cannot be attached to, ends or is stuck. Calls `report`; the caller reports a failed load.
+        Cancelling ends it. When this is over, every job has failed, and this server's process is gone.
         """
-        assert self._worker is None, "an engine node is run once"
-        self._worker = Worker(
-            self._spec,
-            name=self._model.name,
-            command=self._command,
-            on_progress=self._on_progress,
-            on_ready=self._came_up,
-            on_stuck=lambda _error: self._engine.went_down(),
-            on_line=self._on_line,
-        )
-        try:
-            await self._worker.run(task_status=task_status)
-        finally:
-            self._engine.went_down()
+        await self._connection.run(task_status=task_status)
 
-    def generate(
-        self, job: Job, into: Sink, *, grant: Grant | None = None
-    ) -> AbstractAsyncContextManager[None]:
-        """See `Node`, and `LoadedEngine.generate`."""
-        return self._engine.generate(job, into, grant=grant)
+    @asynccontextmanager
+    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
+        """Submit every sequence of the job; abort on exit those that have not ended. See `Node`.
+
+        The engine requires the `grant`, and gets the deadline in force. Raises `NodeFailed` if the engine is
+        not up, and `ContextLengthExceeded` for a prompt over the limit.
+        """
+        assert grant is not None, "the engine runs jobs with the grants of their dispatcher"
+        sequences = self._connection.sequences
+        if self._ready is None:
+            raise NodeFailed(f"{self._model.name} is not running")
+        self._model.check_purpose(*(("embed", "score") if job.embed else ("generate",)))
+        self._check_input(job)
+
+        def failed(error: FairleadError) -> None:
+            # The node goes down before its tasks wake up, which would free seats that no longer exist.
+            try:
+                if isinstance(error, InvalidRequest) and error.param is None:
+                    error.param = job.grammar_field or None  # the process gets the grammar without its field
+                elif isinstance(error, NodeFailed) and not isinstance(error, StaleGrant):
+                    self._went_down()
+            finally:
+                into.fail(error)
+
+        if job.embed:
+            with embedding(sequences, into, job, failed, salt=_salt(job), grant=grant):
+                yield
+            return
+        choices = [
+            NodeSequence(sequences, into, self._choice(job, index), failed) for index in range(job.sequences)
+        ]
+        timeout_s = max(0.0, trio.current_effective_deadline() - trio.current_time())
+        try:
+            for index, choice in enumerate(choices):
+                choice.submit(
+                    job,
+                    index,
+                    max_output_tokens=self._spec.max_output_tokens,
+                    timeout_s=timeout_s if timeout_s < math.inf else None,
+                    salt=_salt(job),
+                    grant=grant,
+                )
+            yield
+        finally:
+            for choice in choices:
+                choice.abort()
 
     async def prepare(self, job: Job) -> None:
-        """See `LoadedEngine.prepare`."""
-        await self._engine.prepare(job)
+        """Have the grammar of the job compiled, if it is not, before the job takes a seat.
 
-    def raise_epoch(self, epoch: int) -> None:
-        """Make the child refuse grants of lower epochs from now on; not before `run`."""
-        assert self._worker is not None
-        self._worker.raise_epoch(epoch)
+        Raises `InvalidRequest` if it is refused, and `NodeFailed` if the engine is not up.
+        """
+        sequences = self._connection.sequences
+        if self._ready is None:
+            raise NodeFailed(f"{self._model.name} is not running")
+        assert job.sampling.grammar is not None
+        preparation = _Preparation()
+        key = sequences.prepare(
+            job.sampling.grammar,
+            preparation,
+            salt=_salt(job),
+            grammar_bytes=job.sampling.grammar_bytes,
+        )
+        try:
+            await preparation.ended.wait()
+        finally:
+            sequences.abort(key)
+        if preparation.error is not None:
+            if isinstance(preparation.error, InvalidRequest):
+                preparation.error.param = job.grammar_field or None
+            raise preparation.error
 
     def status(self) -> ProcessStatus:
-        """Return its status; it has no seats and no `engine` before the model is loaded."""
-        return self._engine.status()
+        """Return the engine's status, for all its clients; it has no seats and no `engine` before `run`."""
+        return engine_status(self._ready, self.statistics())
 
     def statistics(self) -> EngineStatistics:
-        """Return the child's own counts, as of its last step."""
-        return self._engine.statistics()
+        """Return the engine's counts, for all its clients, as of its latest frame to this one."""
+        if self._ready is None:
+            return EngineStatistics()
+        return counts_of(self._ready, self._connection.sequences.statistics)
+
+    def _check_input(self, job: Job) -> None:
+        limit = self._spec.max_input_tokens
+        longest = max(map(len, job.prompts))
+        if limit is not None and longest > limit:
+            raise ContextLengthExceeded.of_input(limit, f"this one has {longest}", param="prompt")
+
+    def _parsing(self, parts: AnswerParts | None) -> dict[str, Any]:
+        """Return the arguments of `ChoiceText` that divide the text into its parts."""
+        if parts is None or (answer_format := self._model.answer_format) is None:
+            return {}
+        return {
+            "parser": answer_format.parser(parts),
+            "shown_ids": answer_format.mark_ids,
+            "is_named": parts.is_named,
+        }
+
+    def _choice(self, job: Job, index: int) -> ChoiceText:
+        return ChoiceText(
+            self._model.tokenizer,
+            job.stop,
+            index,
+            eos_token_ids=self._model.eos_token_ids,
+            context=job.prompts[index // job.n],
+            **self._parsing(job.parts),
+        )
 
     def _came_up(self, ready: Ready) -> None:
-        assert self._worker is not None
-        self._engine.came_up(ready, self._worker.sequences)
+        self._ready = ready
+        logger.info("model loaded", model=self._model.name, **msgspec.structs.asdict(ready))
+        self._report(self, limits_of(ready))
+
+    def _went_down(self) -> None:
+        """Report that the engine takes no more jobs, unless that was reported."""
+        was_up, self._ready = self._ready is not None, None
+        if was_up:
+            self._report(self, None)
+
+
+class _Preparation:
+    """The `Receiver` of a grammar's compilation."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.error: FairleadError | None = None
+
+    def receive_token(self, token_id: int) -> None:
+        raise AssertionError(f"a preparation has no tokens, and got {token_id}")
+
+    def receive(self, _output: Output) -> None:
+        self.ended.set()
+
+    def failed(self, error: FairleadError) -> None:
+        self.error = error
+        self.ended.set()
+
+
+def attached_engine(model: TextModel, spec: WorkerSpec, report: NodeReport, *, name: str) -> EngineNode:
+    """Return a connection of this process, `name`, to the engine that another has started with `spec`."""
+
+    def connect(on_ready: Callable[[Ready], None], on_end: Callable[[], None]) -> Attachment:
+        return Attachment(spec.listen, name=name, on_ready=on_ready, on_end=on_end)
+
+    return EngineNode(model, spec, report, connect)
+
+
+def own_engine(
+    model: TextModel,
+    spec: WorkerSpec,
+    report: NodeReport,
+    *,
+    on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+    on_line: Callable[[str], None] = lambda _line: None,
+    command: Sequence[str] = COMMAND,
+) -> EngineNode:
+    """Return an engine whose process this server starts; see `Worker` for the last three."""
+    start = partial(
+        OwnEngine, spec, name=model.name, command=command, on_progress=on_progress, on_line=on_line
+    )
+    return EngineNode(model, spec, report, lambda on_ready, on_end: start(on_ready=on_ready, on_end=on_end))
+
+
+def limits_of(ready: Ready) -> NodeLimits:
+    """Return the limits of a loaded engine."""
+    return NodeLimits(
+        seats=ready.slots,
+        max_model_len=ready.max_model_len,
+        cache_tokens=ready.blocks_total * ready.block_size,
+    )
+
+
+def gpu_use(ready: Ready | None) -> GpuUse | None:
+    """Return the GPU of an engine's process, and the memory taken there; None on a CPU."""
+    if ready is None or not ready.gpu_total_bytes:
+        return None
+    return GpuUse(ready.device, ready.gpu_bytes, ready.gpu_total_bytes)
+
+
+def counts_of(ready: Ready, counts: EngineStatistics) -> EngineStatistics:
+    """Return the counts of a loaded engine; before its first step all is free."""
+    if counts.steps:
+        return counts
+    return EngineStatistics(slots_free=ready.slots, blocks_free=ready.blocks_total)
+
+
+def engine_status(ready: Ready | None, counts: EngineStatistics) -> ProcessStatus:
+    """Return the status of an engine; without `ready` it is not loaded."""
+    if ready is None:
+        return ProcessStatus(seats=0, sequences=0)
+    return ProcessStatus(
+        seats=ready.slots,
+        sequences=counts.running + counts.pending,
+        waiting=counts.pending,
+        engine=EngineStatus(
+            kernel=ready.kernel,
+            blocks_free=counts.blocks_free,
+            blocks_total=ready.blocks_total,
+            slots_free=counts.slots_free,
+            cache_usage=round(counts.cache_usage, 4),
+            cached_tokens=counts.cached_tokens,
+            prefix_hit_rate=_ratio(counts.prefix_hits, counts.prefix_queries),
+            prefix_queries=counts.prefix_queries,
+            prefix_hits=counts.prefix_hits,
+            preemptions=counts.preemptions,
+            mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
+            mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
+            block_size=ready.block_size,
+            cache_dtype=ready.dtype,
+            keeps_prefixes=not ready.embeds,
+        ),
+    )
+
+
+def _salt(job: Job) -> bytes:
+    """Return the salt of its cached prefixes: empty if all tenants share them, else one per owner."""
+    if not job.cache_owner:
+        return b""
+    # A hash: its length does not depend on the owner's name.
+    return hashlib.blake2b(job.cache_owner.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _ratio(part: float, total: float) -> float:
+    return round(part / total, 4) if total else 0.0

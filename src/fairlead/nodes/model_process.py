@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
 from fairlead.nodes.command_node import CommandNode
-from fairlead.nodes.engine_node import EngineNode, worker_spec
+from fairlead.nodes.engine_node import EngineNode, own_engine, worker_spec
 from fairlead.nodes.node import GpuUse, Node, NodeReport
 from fairlead.nodes.status import ProcessStatus
 from fairlead.text.model import TextModel
@@ -96,7 +96,7 @@ def _make_engine(options: ProcessOptions) -> EngineNode:
     config = options.config
     assert isinstance(config, ModelConfig)
     assert options.text is not None, "an engine's model has a vocabulary"
-    return EngineNode(
+    return own_engine(
         options.text,
         worker_spec(msgspec.structs.replace(config, path=options.text.path)),
         options.report,

@@ -37,7 +37,7 @@ class Node(Protocol):
         """Start the job; leaving the block in any way ends it and frees what it holds.
 
         The answer is put into the sink. If it is not streamed, it may be complete when the block is entered.
-        `grant` is that of the job's seat; only engines that several fronts share use it.
+        `grant` is that of the job's seat; only engines use it, and require it.
         Raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures are put into
         the sink, also a `StaleGrant`. After a `NodeFailed` another node may succeed; any other error ends the
         job.

@@ -19,7 +19,13 @@ LOCK = "lock"
 
 @contextmanager
 def socket_folder() -> Iterator[str]:
-    """Make a folder for the time of the block. First remove those of servers that were killed."""
+    """Make a folder for the time of the block. First remove those of servers that were killed.
+
+    Raises `OSError`.
+    """
+    os.close(
+        os.open(os.devnull, os.O_RDONLY)
+    )  # else `tempfile` reports a lack of descriptors as one of folders
     _remove_abandoned(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:

@@ -56,7 +56,7 @@ class StartProcess(msgspec.Struct, frozen=True, tag="start"):
         spec = (
             None
             if self.spec is None
-            else msgspec.structs.replace(self.spec, listen=None, first_grant=FIRST_GRANT)
+            else msgspec.structs.replace(self.spec, listen="", first_grant=FIRST_GRANT)
         )
         return (self.model, spec, self.config)
 

@@ -20,8 +20,8 @@ from fairlead.grant import Grant
 from fairlead.http.client import Upstream
 from fairlead.job import Job
 from fairlead.messages import WorkerSpec
-from fairlead.nodes.attached_engine import AttachedEngine
 from fairlead.nodes.command_node import command_upstream
+from fairlead.nodes.engine_node import EngineNode, attached_engine
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, upstream_timeouts
@@ -161,7 +161,7 @@ class FrontNodes:
 
     def _attach(self, model: str, spec: WorkerSpec) -> "EngineHandle":
         handle = EngineHandle(spec)
-        handle.engine = AttachedEngine(self._catalog.texts[model], spec, handle.report, front=self._name)
+        handle.engine = attached_engine(self._catalog.texts[model], spec, handle.report, name=self._name)
         self._nursery.start_soon(contain, f"connection to {model}", handle.run)
         return handle
 
@@ -190,7 +190,7 @@ class _RequestReports:
 class EngineHandle:
     """One connection to an engine, as a node: jobs wait until it is open."""
 
-    engine: AttachedEngine
+    engine: EngineNode
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec

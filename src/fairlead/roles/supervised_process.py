@@ -13,9 +13,8 @@ from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.grant import Grant
 from fairlead.job import Job
 from fairlead.messages import EngineStatistics, WorkerSpec
-from fairlead.nodes.engine_node import worker_spec
+from fairlead.nodes.engine_node import counts_of, engine_status, gpu_use, limits_of, worker_spec
 from fairlead.nodes.limits import NodeLimits
-from fairlead.nodes.loaded_engine import counts_of, engine_status, gpu_use, limits_of
 from fairlead.nodes.model_process import ProcessOptions
 from fairlead.nodes.node import GpuUse
 from fairlead.nodes.status import ProcessStatus

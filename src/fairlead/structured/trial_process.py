@@ -15,18 +15,17 @@ import resource
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from fairlead.frames import FrameSocket, PeerGone
 from fairlead.structured.compiler import MOST_ALTERNATIVES, GrammarRefused, compile_grammar
 from fairlead.structured.constraint import error_of
 from fairlead.structured.filling import STACK_BYTES, large_stack
@@ -40,14 +39,11 @@ The lowest priority would not do: a step that wakes up waits for the end of a ru
 some milliseconds, whatever its priority. It does not wait for one that is scheduled as idle.
 """
 
-Message = TypeVar("Message", bound=msgspec.Struct)
-
 _LOOK_S = 0.01  # how often a trial is measured
 _SPARE_BYTES = STACK_BYTES + 1024 * 1024 * 1024  # of address space, which an allocator takes in advance
 _SPECIAL_TOKENS = re.compile(r"<\[[\d,^-]*\]>")
 _ID = re.compile(r"\d+")
 _MOST_TOKENS = 512
-_LENGTH = struct.Struct("<I")
 _BYTE_S = 0.02  # the CPU time that finding a byte of an answer may take
 _TOO_MANY = f"an answer may go on in more than {MOST_ALTERNATIVES} ways"
 _MORE_TIMES = 4
@@ -106,39 +102,17 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     os.nice(NICENESS)
     _vocabulary()  # which all forks have then
-    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as connection:
-        while (trial := receive(connection, Trial)) is not None:
-            result = _run(trial, connection)
-            if result is None:
-                break
-            send(connection, result)
+    with (
+        socket.socket(fileno=os.dup(sys.stdin.fileno())) as inherited,
+        contextlib.suppress(PeerGone),
+    ):
+        connection = FrameSocket(inherited, msgspec.msgpack.Decoder(Trial))
+        while (result := _run(connection.receive(), connection)) is not None:
+            connection.send(result)
     return 0
 
 
-def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Send a message behind its length, a little-endian uint32."""
-    body = msgspec.msgpack.encode(message)
-    connection.sendall(_LENGTH.pack(len(body)) + body)
-
-
-def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
-    """Return the next message; None if the other end is closed."""
-    head = _exactly(connection, _LENGTH.size)
-    body = None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
-    return None if body is None else msgspec.msgpack.decode(body, type=kind)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    received = bytearray()
-    while len(received) < size:
-        piece = connection.recv(size - len(received))
-        if not piece:
-            return None
-        received += piece
-    return bytes(received)
-
-
-def _run(trial: Trial, connection: socket.socket) -> TrialResult | None:
+def _run(trial: Trial, connection: FrameSocket[Trial]) -> TrialResult | None:
     """Compile a grammar in a fork, and end that at its limits. Return None if the parent has gone."""
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -156,7 +130,7 @@ def _run(trial: Trial, connection: socket.socket) -> TrialResult | None:
         os.close(ours)
 
 
-def _watch(trial: Trial, pid: int, results: int, connection: socket.socket) -> TrialResult | None:
+def _watch(trial: Trial, pid: int, results: int, connection: FrameSocket[Trial]) -> TrialResult | None:
     began_s = time.monotonic()
     before_bytes = _memory_bytes(pid)
     poll = select.poll()

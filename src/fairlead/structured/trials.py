@@ -5,9 +5,12 @@ import subprocess
 import sys
 import threading
 import weakref
-from socket import socket, socketpair
+from socket import socketpair
 
-from fairlead.structured.trial_process import Trial, TrialResult, receive, send
+import msgspec
+
+from fairlead.frames import FrameSocket, PeerGone
+from fairlead.structured.trial_process import Trial, TrialResult
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.structured.trial_process")
 CPU_S = 2.0
@@ -49,9 +52,9 @@ class GrammarTrials:
         process = self._take()
         try:
             result = process.ask(trial, timeout_s=self._most_s + _REPLY_SLACK_S)
-        except OSError as error:
+        except PeerGone as gone:
             process.end()
-            raise TrialFailed(f"the process that tries grammars has failed: {error}") from error
+            raise TrialFailed(f"the process that tries grammars has failed: {gone}") from gone
         except BaseException:
             process.end()
             raise
@@ -95,20 +98,18 @@ class _TrialProcess:
             except BaseException:
                 ours.close()
                 raise
-        self._connection: socket = ours
+        self._socket = ours
+        self._connection = FrameSocket(ours, msgspec.msgpack.Decoder(TrialResult))
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def ask(self, trial: Trial, *, timeout_s: float) -> TrialResult:
-        """Return the result. Raises `OSError` if there is none in time."""
-        self._connection.settimeout(timeout_s)
-        send(self._connection, trial)
-        result = receive(self._connection, TrialResult)
-        if result is None:
-            raise ConnectionError("it ended")
-        return result
+        """Return the result. Raises `PeerGone` if there is none in time."""
+        self._socket.settimeout(timeout_s)
+        self._connection.send(trial)
+        return self._connection.receive()
 
     def end(self) -> None:
         self._connection.close()

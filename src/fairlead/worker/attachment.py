@@ -1,44 +1,62 @@
-"""A front's end of an engine that another process has started: one connection, from attaching to its end."""
+"""A client's end of an engine: one connection to its process, from attaching to its end."""
 
-import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from math import inf
 
 import trio
 
 from fairlead import messages
 from fairlead.errors import NodeFailed
+from fairlead.link.connection import FrameLink
 from fairlead.supervision import described
-from fairlead.worker.connection import EngineConnection
 from fairlead.worker.sequence_client import SequenceClient
 
-# The engine accepts fronts between its steps, and the first of them may take long.
+# The engine accepts clients between its steps, and the first of them may take long.
 ATTACH_TIMEOUT_S = 60.0
+CLOSED = "the model's process closed the connection"
+
+
+async def _unchanged(reason: str) -> str:
+    return reason
 
 
 class Attachment:
-    """One connection to the engine that listens at `path`. `front` is this process's name, for logs.
+    """One connection to the engine that listens at `path`.
 
-    `on_ready` is called when the engine has accepted the front, and `on_end` before the sequences fail.
-    A stuck engine is not detected here: the process that started it kills it, which ends the connection.
+    - `name`: that of this process, for logs.
+    - `on_ready`: called when the engine has accepted this client.
+    - `on_end`: called when no more sequences can be submitted, before those that are open fail.
+    - `explain`: gets why the connection has ended; returns the reason with which the open sequences fail.
+    - `on_cancel`: the reason with which they fail when `run` is cancelled.
+
+    `stuck` and `pid` are None: whoever started the engine supervises it. If it is stuck, it is killed, which
+    ends the connection.
     """
+
+    pid: int | None = None
+    stuck: str | None = None
 
     def __init__(
         self,
         path: str,
         *,
-        front: str,
+        name: str,
         on_ready: Callable[[messages.Ready], None] = lambda _ready: None,
         on_end: Callable[[], None] = lambda: None,
+        explain: Callable[[str], Awaitable[str]] = _unchanged,
+        on_cancel: str = "this server was detached from the model's process",
         version: int = messages.PROTOCOL_VERSION,
     ) -> None:
         self.sequences = SequenceClient()
         self._path = path
-        self._front = front
+        self._name = name
         self._version = version
         self._on_ready = on_ready
         self._on_end = on_end
-        self._reason: str | None = None
+        self._explain = explain
+        self._on_cancel = on_cancel
+        self._reason = ""
         self._has_run = False
 
     async def run(self, *, task_status: trio.TaskStatus[messages.Ready] = trio.TASK_STATUS_IGNORED) -> None:
@@ -49,50 +67,53 @@ class Attachment:
         """
         assert not self._has_run, "an attachment is run once"
         self._has_run = True
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connected:
-            try:
-                await self._live(connected, task_status)
-            finally:
-                self.sequences.end()
-                self._on_end()
-                self.sequences.fail_all(self._reason or "this server was detached from the model's process")
-        raise NodeFailed(self._reason or "the model's process closed the connection")
+        reason = self._on_cancel
+        try:
+            await self._live(task_status)
+            self.end()
+            reason = await self._explain(self._reason or CLOSED)
+        finally:
+            self.fail(reason)
+        raise NodeFailed(reason)
 
-    async def _live(self, connected: socket.socket, task_status: trio.TaskStatus[messages.Ready]) -> None:
+    def end(self) -> None:
+        """Accept no more sequences, and report that. The open ones fail later."""
+        self.sequences.end()
+        self._on_end()
+
+    def fail(self, reason: str) -> None:
+        """Accept no more sequences, and fail the open ones. The connection is left open."""
+        try:
+            self.end()
+        finally:
+            self.sequences.fail_all(reason)
+
+    async def _live(self, task_status: trio.TaskStatus[messages.Ready]) -> None:
         deadline = trio.current_time() + ATTACH_TIMEOUT_S
         with trio.CancelScope(deadline=deadline) as attaching:
             try:
-                await trio.socket.from_stdlib_socket(connected).connect(self._path)
+                stream = await trio.open_unix_socket(self._path)
             except OSError as error:
                 self._reason = f"the model's process cannot be reached: {described(error)}"
                 return
-            connection = EngineConnection(connected, self._set_reason, messages.to_front_decoder)
-            connection.send(messages.Attach(self._version, self._front))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(connection.run)
-                while (received := await connection.receive()) is not None:
-                    for message in received:
-                        if isinstance(message, messages.Attached):
-                            attaching.deadline = inf
-                            self._begin(connection, message, task_status)
-                        elif isinstance(message, messages.StepOutputs):
-                            await self.sequences.deliver(message)
-                        else:
-                            self._set_reason(f"the model's process refused this server: {message.reason}")
-                nursery.cancel_scope.cancel()
-            self._set_reason("the model's process closed the connection")
+            # The number of seats bounds what is unsent.
+            link = FrameLink(stream, messages.to_client_decoder, name="engine", unsent_bytes=sys.maxsize)
+
+            def handle(message: messages.ToClient) -> Awaitable[None] | None:
+                match message:
+                    case messages.StepOutputs():
+                        return self.sequences.deliver(message)
+                    case messages.Attached(prefix, ready):
+                        attaching.deadline = inf
+                        self.sequences.begin(link, ready, prefix=prefix)
+                        self._on_ready(ready)
+                        task_status.started(ready)
+                    case messages.AttachRefused(reason):
+                        self._reason = f"the model's process refused this server: {reason}"
+                return None
+
+            link.send(messages.Attach(self._version, self._name))
+            await link.run(handle)
+            self._reason = self._reason or (f"the model's process: {link.problem}" if link.problem else "")
         if attaching.cancelled_caught:
-            self._set_reason(f"the model's process did not answer within {ATTACH_TIMEOUT_S:g} s")
-
-    def _begin(
-        self,
-        connection: EngineConnection[messages.ToFront],
-        attached: messages.Attached,
-        task_status: trio.TaskStatus[messages.Ready],
-    ) -> None:
-        self.sequences.begin(connection, attached.ready, prefix=attached.prefix)
-        self._on_ready(attached.ready)
-        task_status.started(attached.ready)
-
-    def _set_reason(self, reason: str) -> None:
-        self._reason = self._reason or reason
+            self._reason = f"the model's process did not answer within {ATTACH_TIMEOUT_S:g} s"

@@ -1,8 +1,8 @@
 """The parent's end of a model's child process: its lifetime.
 
-A `Worker` is one run of one child: `run` starts the child, ends with it, and kills it when it is stuck. Its
-`sequences` are those that this process submits over the child's socketpair. Independent of models, text and
-jobs.
+A `Worker` is one run of one child: `run` starts the child, ends with it, and kills it when it is stuck.
+Sequences are submitted by the child's clients, also by those in this process (`worker/attachment.py`).
+Independent of models, text and jobs.
 """
 
 import signal
@@ -12,15 +12,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from math import inf
 
 import trio
 
 from fairlead import child_output, messages
 from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.link.connection import FrameLink
 from fairlead.supervision import exit_description
-from fairlead.worker.connection import EngineConnection
-from fairlead.worker.sequence_client import SequenceClient
 from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
@@ -31,19 +31,16 @@ FINAL_OUTPUT_WAIT_S = 0.3
 # A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
 LOAD_PROGRESS_TIMEOUT_S = 600.0
 LOG_LINES = 50
-# How often a child that serves fronts is pinged, if a third of the watchdog's timeout is not shorter.
+# How often a child is pinged, if a third of the watchdog's timeout is not shorter.
 PING_INTERVAL_S = 1.0
-
-ParentConnection = EngineConnection[messages.ToParent]
 
 
 class Worker:
     """One child process. `pid` is None before it starts.
 
     `on_progress` is called with the loaded fraction (0…1) and the stage, and `on_ready` when the model is
-    loaded. `on_stuck` is called, before any sequence fails, when the child makes no progress but has not
-    ended; `stuck` has the reason from then on.
-    A child that serves fronts (`WorkerSpec.listen`) is pinged, because this process may submit nothing to it.
+    loaded. `on_stuck` is called when the child makes no progress but has not ended; `stuck` has the reason
+    from then on. `statistics` are the engine's counts, as of the latest answer to a ping.
     `command` starts a child; `--fd N` is appended. `name` is the prefix of each line of its output, and
     `on_line` is called with each.
     """
@@ -65,59 +62,58 @@ class Worker:
         self.on_line = on_line
         self.pid: int | None = None
         self.stuck: str | None = None
+        self.statistics = messages.EngineStatistics()
         self._spec = spec
         self._name = name
         self._command = command
         self._watchdog = Watchdog(spec.watchdog_s)
-        self.sequences = SequenceClient(on_sent=self._watchdog.message_sent)
+        self._loading = trio.CancelScope()  # its deadline bounds the silence of a child that loads
         self._epoch = 0
-        self._ready: messages.Ready | None = None
+        self._is_ready = False
         self._load_error: str | None = None
-        self._connection: ParentConnection | None = None
+        self._link: FrameLink[messages.ToParent] | None = None
         self._log: deque[str] = deque(maxlen=LOG_LINES)
-
-    @property
-    def statistics(self) -> messages.EngineStatistics:
-        """The engine's counts, as of its latest frame."""
-        return self.sequences.statistics
 
     def raise_epoch(self, epoch: int) -> None:
         """Make the child refuse grants of lower epochs, now or once its model is loaded."""
         self._epoch = max(self._epoch, epoch)
-        if self._ready is not None and self._connection is not None:
-            self._send(self._connection, messages.Epoch(self._epoch))
+        if self._is_ready:
+            self._send(messages.Epoch(self._epoch))
+
+    def end(self, reason: str = "") -> None:
+        """End the child, as if its parent had ended; `run` raises how it has ended, with the reason."""
+        if reason:
+            self._log.append(reason)
+        if self._link is not None:
+            self._link.close()
 
     # The child's lifetime ----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[messages.Ready] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start the child, call `started()` when its model is loaded, and exchange messages until it ends.
+        """Start the child, call `started()` when its model is loaded, and watch it until it ends.
 
         Never returns: raises `LoadFailed` if the child does not become ready, and `NodeFailed` if it ends
-        afterwards or is stuck. A child that is stuck or cancelled gets SIGTERM, after 5 s SIGKILL. In any
-        case, every open sequence has failed by then.
+        afterwards or is stuck. A child that is stuck or cancelled gets SIGTERM, after 5 s SIGKILL.
         """
-        assert self._connection is None, "a worker is run once"
+        assert self._link is None, "a worker is run once"
         ours, theirs = socket.socketpair()
         with ours:
-            self._connection = connection = EngineConnection(
-                ours, self._log.append, messages.to_parent_decoder
-            )
             with theirs:
+                stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+                self._link = FrameLink(stream, messages.to_parent_decoder, name=self._name)
                 process = await self._start(theirs)
             try:
-                was_ready = await self._live(process, connection, task_status)
+                was_ready = await self._live(process, self._link, task_status)
                 reason = self.stuck or f"the model's process {exit_description(process.returncode)}"
                 if was_ready:
                     if self.stuck is None:
                         reason = "; ".join([reason, *self._log_end(1)])
-                    self.sequences.fail_all(reason)
                     raise NodeFailed(reason)
                 raise LoadFailed(
                     self._load_error or "\n".join([f"{reason} while loading", *self._log_end(5)])
                 )
             finally:
-                self._not_ready()
-                self.sequences.fail_all("the model's process was stopped")
+                self._is_ready = False
                 ours.close()
                 await _end(process, has_ranks=self._spec.parallel > 1)
 
@@ -139,24 +135,26 @@ class Worker:
     async def _live(
         self,
         process: trio.Process,
-        connection: ParentConnection,
+        link: FrameLink[messages.ToParent],
         task_status: trio.TaskStatus[messages.Ready],
     ) -> bool:
         """Exchange messages until the child is gone; return whether it had become ready."""
         async with trio.open_nursery() as nursery:
             log_read = trio.Event()
             nursery.start_soon(self._relay_log, process.stdout, log_read)
-            nursery.start_soon(connection.run)
-            connection.send(self._spec)
-            async with trio.open_nursery() as reading:
-                reading.start_soon(self._watch, process, reading.cancel_scope)
-                if self._spec.listen is not None:
-                    reading.start_soon(self._ping, connection)
-                await self._read(connection, task_status)
-                reading.cancel_scope.cancel()
-            was_ready = self._ready is not None or self.stuck is not None
-            self._not_ready()
-            connection.shut_down()
+            link.send(self._spec)
+            async with trio.open_nursery() as watching:
+                watching.start_soon(self._watch, process)
+                watching.start_soon(self._ping)
+                self._loading.deadline = trio.current_time() + LOAD_PROGRESS_TIMEOUT_S
+                with self._loading:
+                    await link.run(partial(self._handle, task_status))
+                watching.cancel_scope.cancel()
+            if self._loading.cancelled_caught:
+                self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
+            if link.problem:
+                self._log.append(link.problem)
+            was_ready, self._is_ready = self._is_ready or self.stuck is not None, False
             if self.stuck is None:
                 with trio.move_on_after(END_WAIT_S):
                     await process.wait()
@@ -165,65 +163,46 @@ class Worker:
             nursery.cancel_scope.cancel()
         return was_ready
 
-    async def _read(self, connection: ParentConnection, task_status: trio.TaskStatus[messages.Ready]) -> None:
-        """Handle the child's messages until it closes the socket, sends an invalid one, or stops loading."""
-        while True:
-            with trio.move_on_after(inf if self._ready else LOAD_PROGRESS_TIMEOUT_S) as silence:
-                received = await connection.receive()
-            if silence.cancelled_caught:
-                self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
-                return
-            if received is None:
-                return
-            for message in received:
-                await self._handle(message, task_status)
-
-    async def _handle(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
+    def _handle(self, task_status: trio.TaskStatus[messages.Ready], message: messages.ToParent) -> None:
+        self._loading.deadline = trio.current_time() + LOAD_PROGRESS_TIMEOUT_S
         match message:
             case messages.StepOutputs():
-                await self.sequences.deliver(message)
-                self._watchdog.frame_received(more=bool(self.sequences), stepped=message.statistics.steps > 0)
+                self.statistics = message.statistics
+                self._watchdog.frame_received(more=False, stepped=message.statistics.steps > 0)
             case messages.LoadProgress(fraction, stage):
                 self.on_progress(fraction, stage)
             case messages.LoadFailure(reason):
                 self._load_error = reason
             case messages.Ready():
-                self._became_ready(message)
+                self._is_ready = True
+                if self._epoch:
+                    self._send(messages.Epoch(self._epoch))
+                self.on_ready(message)
                 task_status.started(message)
+        if self._is_ready:
+            self._loading.deadline = inf
 
-    def _became_ready(self, ready: messages.Ready) -> None:
-        assert self._connection is not None
-        self._ready = ready
-        self.sequences.begin(self._connection, ready)
-        if self._epoch:
-            self._send(self._connection, messages.Epoch(self._epoch))
-        self.on_ready(ready)
-
-    def _not_ready(self) -> None:
-        self._ready = None
-        self.sequences.end()
-
-    def _send(self, connection: ParentConnection, message: messages.ToChild) -> None:
-        connection.send(message)
+    def _send(self, message: messages.Ping | messages.Epoch) -> None:
+        assert self._link is not None
+        self._link.send(message)
         self._watchdog.message_sent()
 
-    async def _ping(self, connection: ParentConnection) -> None:
+    async def _ping(self) -> None:
         """Request statistics regularly, once the model is loaded. The watchdog counts what is unanswered."""
         while True:
             await trio.sleep(min(PING_INTERVAL_S, self._spec.watchdog_s / 3))
-            if self._ready is not None:
-                self._send(connection, messages.Ping())
+            if self._is_ready:
+                self._send(messages.Ping())
 
-    async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
-        """When the child is stuck, fail the open sequences, request its stack, and stop reading."""
+    async def _watch(self, process: trio.Process) -> None:
+        """When the child is stuck, report that, request its stack, and end the connection."""
         silent_s = await self._watchdog.stuck()
         self.stuck = f"the model's process made no progress for {silent_s:g} s"
-        self._not_ready()
+        self._is_ready = False
         self.on_stuck(NodeFailed(self.stuck))
-        self.sequences.fail_all(self.stuck)
         process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
         await trio.sleep(FINAL_OUTPUT_WAIT_S)
-        reading.cancel()
+        self.end()
 
     # The child's output ------------------------------------------------------------------------------
 

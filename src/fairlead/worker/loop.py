@@ -18,7 +18,6 @@ from fairlead.engine.engine import Engine
 from fairlead.engine.step import Outcome, PendingStep, Runner
 
 FAILED_STEPS_BOUND = 3
-COMPILING_FRAME_S = 1.0
 
 
 class MessageInbox(Protocol):
@@ -27,7 +26,7 @@ class MessageInbox(Protocol):
     `read` returns the received messages, after waiting for some: at most `wait_s`; None: without limit.
     """
 
-    def read(self, *, wait_s: float | None) -> list[messages.ToChild]: ...
+    def read(self, *, wait_s: float | None) -> list[messages.ToEngine]: ...
     def write(self, message: messages.StepOutputs, /) -> None: ...
 
 
@@ -64,7 +63,6 @@ class Loop:
         self._failed_in_a_row = 0
         self._step_s = 0.0
         self._done_at_s = 0.0
-        self._sent_at_s = 0.0
 
     def run(self) -> NoReturn:
         """Serve until the channel raises because the parent is gone."""
@@ -74,9 +72,9 @@ class Loop:
     def turn(self) -> None:
         """Read once, waiting if there is nothing to do, and run a step."""
         wait_s = self._engine.wait_s(self._clock())
-        frees = [self.execute(message) for message in self._channel.read(wait_s=wait_s)]
-        if any(frees) and not self._engine.idle:
-            self._send(self._engine.take_outcome())  # report what is free now, not a step later
+        is_due = [self.execute(message) for message in self._channel.read(wait_s=wait_s)]
+        if any(is_due) and not self._engine.idle:
+            self._send(self._engine.take_outcome())
         self._trim()
         step = self._engine.plan(self._clock())
         launched = None if step is None else self._launch(step)
@@ -93,8 +91,11 @@ class Loop:
         else:
             self._send_outcome_if_due()
 
-    def execute(self, message: messages.ToChild) -> bool:
-        """Execute a message; return whether that frees resources. A frame will follow."""
+    def execute(self, message: messages.ToEngine) -> bool:
+        """Execute a message, which a frame answers; return whether it is due before the next step.
+
+        An abort frees resources. By a ping the parent measures how long a step takes.
+        """
         self._frame_is_due = True
         match message:
             case messages.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
@@ -105,7 +106,7 @@ class Loop:
                 self._engine.prepare(key, grammar, salt=salt, grammar_bytes=grammar_bytes)
             case messages.Abort(key):
                 self._engine.abort(key)
-        return isinstance(message, messages.Abort)
+        return isinstance(message, messages.Abort | messages.Ping)
 
     def _launch(self, step: Step) -> _LaunchedStep | Exception:
         launched_at_s = self._clock()
@@ -143,18 +144,12 @@ class Loop:
             self._frame_is_due |= trimmed.evicted > 0  # the parent displays the cache's usage
 
     def _send_outcome_if_due(self) -> None:
-        """Send what needed no step: refusals, timeouts, new counts after an abort.
-
-        While grammars are compiled, frames go on, so that the parent does not take this for being stuck.
-        """
+        """Send what needed no step: refusals, timeouts, new counts after an abort or a trim."""
         outcome = self._engine.take_outcome()
-        if self._engine.compiling and self._clock() - self._sent_at_s >= COMPILING_FRAME_S:
-            self._frame_is_due = True
         if self._frame_is_due or outcome.outputs:
             self._send(outcome)
 
     def _send(self, outcome: Outcome) -> None:
         self._frame_is_due = False
-        self._sent_at_s = self._clock()
         statistics = msgspec.structs.replace(self._engine.statistics(), step_s=self._step_s)
         self._channel.write(messages.StepOutputs(outcome.keys, outcome.tokens, outcome.outputs, statistics))

@@ -24,8 +24,7 @@ from fairlead import messages
 from fairlead.compilers import explained
 from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
-from fairlead.grant import Grant
-from fairlead.worker.channel import Channel, ParentGone
+from fairlead.frames import FrameSocket, PeerGone
 from fairlead.worker.lifeline import end_with_parent
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from fairlead.engine.loading import LoadedModel
     from fairlead.structured.compiler import GrammarCompiler
     from fairlead.text.tokenizer import Tokenizer
-    from fairlead.worker.shared_channel import SharedChannel
+    from fairlead.worker.shared_channel import ParentSocket
 
 Report = Callable[[float, str], None]
 Load = Callable[[messages.WorkerSpec, Report], "LoadedModel"]
@@ -50,72 +49,70 @@ def main(load: Load | None = None) -> int:
     try:
         if not end_with_parent():
             return 0
-        return serve(Channel(connection), load or _load)
-    except ParentGone:
-        return 0
+        return serve(FrameSocket(connection, messages.from_parent_decoder), load or _load)
+    except PeerGone as gone:
+        if not str(gone):
+            return 0
+        traceback.print_exception(gone)
+        return 1
     finally:
         connection.close()
 
 
-def serve(channel: Channel, load: Load) -> int:
-    """Load the model of the first message, then generate until the parent is gone (`ParentGone`).
+def serve(parent: "ParentSocket", load: Load) -> int:
+    """Load the model of the first message, then generate until the parent is gone (`PeerGone`).
 
     Returns an exit status only if the load failed.
     """
-    spec = channel.read_spec()
+    spec = parent.receive()
+    assert isinstance(spec, messages.WorkerSpec)
     with contextlib.ExitStack() as listening:
         try:
-            listener = None if spec.listen is None else listening.enter_context(_bound(spec.listen))
+            listener = listening.enter_context(_bound(spec.listen))
         except OSError as error:
-            reason = f"the socket for fronts, {spec.listen}, cannot be made: {error}"
-            channel.write(messages.LoadFailure(reason))
+            parent.send(
+                messages.LoadFailure(f"the socket for clients, {spec.listen}, cannot be made: {error}")
+            )
             return 1
-        return _load_and_run(spec, channel, load, listener)
+        return _load_and_run(spec, parent, load, listener)
 
 
 def _load_and_run(  # noqa: RET503  the loop does not return
-    spec: messages.WorkerSpec, channel: Channel, load: Load, listener: socket.socket | None
+    spec: messages.WorkerSpec, parent: "ParentSocket", load: Load, listener: socket.socket
 ) -> int:
     try:
-        model = load(spec, lambda fraction, stage: channel.write(messages.LoadProgress(fraction, stage)))
+        model = load(spec, lambda fraction, stage: parent.send(messages.LoadProgress(fraction, stage)))
     except (LoadFailed, ConfigError) as error:
-        channel.write(messages.LoadFailure(str(error)))
+        parent.send(messages.LoadFailure(str(error)))
         return 1
-    except ParentGone:
+    except PeerGone:
         raise
     except Exception as error:  # noqa: BLE001  the parent reports any error to waiting jobs
         traceback.print_exception(error)
-        channel.write(messages.LoadFailure(explained(error)))
+        parent.send(messages.LoadFailure(explained(error)))
         return 1
     from fairlead.worker.loop import Loop
+    from fairlead.worker.shared_channel import MOST_CLIENTS, SharedChannel
 
     compiler = None if model.embeds else _compiler(model, spec)
     _tokenizer.cache_clear()  # it may take a hundred megabytes
     engine, ready = _engine(model, spec, compiler), _ready(model)
-    shared = None if listener is None else _shared(channel, listener, ready, spec.first_grant)
-    channel.write(ready)
-    Loop(engine, model.runner, shared or channel).run()  # until `ParentGone`
+    listener.listen(MOST_CLIENTS)
+    with contextlib.closing(SharedChannel(parent, listener, ready, spec.first_grant)) as channel:
+        parent.send(ready)
+        Loop(engine, model.runner, channel).run()  # until `PeerGone`
 
 
 @contextlib.contextmanager
 def _bound(path: str) -> Iterator[socket.socket]:
-    """Bind a socket before the load, which may take minutes; fronts are refused until it listens."""
-    from fairlead.worker.front_connection import bind
+    """Bind a socket before the load, which may take minutes; clients are refused until it listens."""
+    from fairlead.worker.shared_channel import bind
 
     with bind(path) as listener:
         try:
             yield listener
         finally:
             Path(path).unlink(missing_ok=True)
-
-
-def _shared(
-    channel: Channel, listener: socket.socket, ready: messages.Ready, first_grant: Grant
-) -> "SharedChannel":
-    from fairlead.worker.shared_channel import MOST_FRONTS, SharedChannel
-
-    listener.listen(MOST_FRONTS)
-    return SharedChannel(channel, listener, ready, first_grant)
 
 
 def _compiler(model: "LoadedModel", spec: messages.WorkerSpec) -> "GrammarCompiler | None":

@@ -21,16 +21,17 @@ from fairlead.engine import process_groups
 from fairlead.engine.loading import follower_of, load_runner
 from fairlead.engine.ranks import Follower, FromRankZero, Membership
 from fairlead.errors import LoadFailed
+from fairlead.frames import FrameSocket, PeerGone
 from fairlead.models.parallel import Ranks
 from fairlead.worker.lifeline import end_with_parent
-from fairlead.worker.rank_connection import RankConnection, RankFailed, RankGone, RankLoaded, StartRank
+from fairlead.worker.rank_connection import RankFailed, RankLoaded, StartRank
 
 # Mostly rank 0 fails to load for the same reason, and reports it. It ends this process then.
 SAME_FAILURE_WAIT_S = 3.0
 
 _decoder = msgspec.msgpack.Decoder(StartRank | FromRankZero)
 
-Connection = RankConnection[StartRank | FromRankZero]
+Connection = FrameSocket[StartRank | FromRankZero]
 
 
 def main() -> int:
@@ -43,9 +44,12 @@ def main() -> int:
     with socket.socket(fileno=parser.parse_args().fd) as connection:
         try:
             if end_with_parent():
-                run(RankConnection(connection, _decoder))
-        except RankGone:
-            return 0
+                run(FrameSocket(connection, _decoder))
+        except PeerGone as gone:
+            if not str(gone):
+                return 0
+            traceback.print_exception(gone)
+            return 1
         except (LoadFailed, ConfigError) as error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201  the parent reads these lines
             time.sleep(SAME_FAILURE_WAIT_S)

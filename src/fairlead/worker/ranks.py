@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from fairlead.errors import LoadFailed
+from fairlead.frames import FrameSocket, PeerGone
 from fairlead.messages import WorkerSpec
-from fairlead.worker.rank_connection import FromRank, RankConnection, RankFailed, RankGone, StartRank
+from fairlead.worker.rank_connection import FromRank, RankFailed, StartRank
 
 if TYPE_CHECKING:
     import torch
@@ -63,12 +64,12 @@ class RankProcesses:
         self._size = spec.parallel
         store = os.memfd_create("ranks")
         self._store = f"/proc/self/fd/{store}"
-        self._connections: list[RankConnection[FromRank]] = []
+        self._connections: list[FrameSocket[FromRank]] = []
         for rank in range(1, spec.parallel):
             ours, theirs = socket.socketpair()
             with theirs:
                 process = _start(theirs.fileno(), store)
-            connection = RankConnection(ours, _decoder)
+            connection = FrameSocket(ours, _decoder)
             self._connections.append(connection)
             threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
             connection.send(StartRank(spec, rank, self._store))
@@ -80,7 +81,7 @@ class RankProcesses:
         for rank, connection in enumerate(self._connections, 1):
             try:
                 answer = connection.receive()
-            except RankGone as error:
+            except PeerGone as error:
                 raise LoadFailed(f"{self._name(rank)} ended while it loaded the model") from error
             if isinstance(answer, RankFailed):
                 raise LoadFailed(f"{self._name(rank)}: {answer.message}")
@@ -91,7 +92,7 @@ class RankProcesses:
         for connection in self._connections:
             try:
                 connection.send(message)
-            except RankGone as error:
+            except PeerGone as error:
                 self.give_up(error)
 
     def give_up(self, error: Exception) -> NoReturn:

@@ -1,33 +1,31 @@
 """A client's sequences in an engine's process: submitted, aborted, and delivered to their receivers.
 
 Submitting and aborting are synchronous. A step's outputs are delivered in one wake-up. Does not own the
-connection: the parent's (`worker/client.py`) and a front's (`worker/attachment.py`) are used alike.
+connection, which is an `Attachment`'s.
 """
 
 import itertools
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from fairlead import messages
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, NodeFailed
 from fairlead.grant import Grant
 from fairlead.job import Sampling
-from fairlead.worker.connection import EngineConnection
+from fairlead.link.connection import FrameLink
 from fairlead.worker.open_sequences import OpenSequences, Receiver
 
 
 class SequenceClient:
-    """Sequences over one connection, between `begin` and `end`. `on_sent` is called after each message.
+    """Sequences over one connection, between `begin` and `end`.
 
     `statistics` are those of the engine's latest frame on this connection.
     """
 
-    def __init__(self, *, on_sent: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.statistics = messages.EngineStatistics()
-        self._on_sent = on_sent
         self._open = OpenSequences(self.abort)
-        self._connection: EngineConnection[Any] | None = None
+        self._connection: FrameLink[messages.ToClient] | None = None
         self._max_model_len = 0
         self._keys = itertools.count(1)
 
@@ -35,7 +33,7 @@ class SequenceClient:
         """Return the number of open sequences."""
         return len(self._open)
 
-    def begin(self, connection: EngineConnection[Any], ready: messages.Ready, *, prefix: int = 0) -> None:
+    def begin(self, connection: FrameLink[messages.ToClient], ready: messages.Ready, *, prefix: int) -> None:
         """Accept sequences, now that the model is loaded; their keys have this prefix."""
         self._connection = connection
         self._max_model_len = ready.max_model_len
@@ -74,7 +72,6 @@ class SequenceClient:
         key = next(self._keys)
         self._connection.send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed, grant))
         self._open.add(key, receiver)
-        self._on_sent()
         return key
 
     def prepare(self, grammar: str, receiver: Receiver, *, salt: bytes = b"", grammar_bytes: int = 0) -> int:
@@ -87,14 +84,12 @@ class SequenceClient:
         key = next(self._keys)
         self._connection.send(messages.Prepare(key, grammar, salt, grammar_bytes))
         self._open.add(key, receiver)
-        self._on_sent()
         return key
 
     def abort(self, key: int) -> None:
         """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
         if self._open.remove(key) and self._connection is not None:
             self._connection.send(messages.Abort(key))
-            self._on_sent()
 
     async def deliver(self, step: messages.StepOutputs) -> None:
         """Deliver a step's outputs to the receivers, with checkpoints so that other tasks can run."""
