@@ -13,9 +13,9 @@ from libc.string cimport memcpy
 
 from cpustep.arguments cimport integer, number, read_choice, read_masks, read_step
 from cpustep.declarations cimport (
-    BFLOAT16, BLOCK, FLOAT32, GROUPS_AT_MOST, HEAD_AT_MOST, ROPES_AT_MOST, THREADS_AT_MOST, Choice, Kernels, Layer,
-    Model, Shape, Step, Tensor, c_read_rate, check_step, choose_tokens, find_kernels, find_tensor, free_model,
-    lay_out_cache, lay_out_weights, lay_out_work, list_kernels, pack_matrix, pack_vector, padded, plan_step,
+    BFLOAT16, BLOCK, FLOAT32, GROUPS_AT_MOST, HEAD_AT_MOST, ROPES_AT_MOST, THREADS_AT_MOST, Choice, Format, Kernels,
+    Layer, Model, Shape, Step, Tensor, c_read_rate, check_step, choose_tokens, find_format, find_kernels, find_tensor,
+    free_model, lay_out_cache, lay_out_weights, lay_out_work, list_kernels, pack_matrix, pack_vector, padded, plan_step,
     release_blocks, run_step, tensor_name,
 )
 
@@ -41,6 +41,30 @@ cdef const Kernels *kernels_of(dtype, variant) except NULL:
     if kernels == NULL:
         raise ValueError(f"variant: {variant!r} is not one of {', '.join(variants(dtype))}")
     return kernels
+
+
+def formats(dtype, variant=None):
+    """Return the formats in which these kernels read weights; the first, "none", is the dtype itself."""
+    return format_names(kernels_of(dtype, variant))
+
+
+cdef format_names(const Kernels *kernels):
+    names = []
+    while kernels.formats[<int> len(names)] != NULL:
+        names.append(kernels.formats[<int> len(names)].name.decode())
+    return tuple(names)
+
+
+cdef const Format *format_of(const Kernels *kernels, quantization) except NULL:
+    cdef const Format *format = NULL
+    if quantization is None:
+        quantization = "none"
+    if isinstance(quantization, str):
+        name = quantization.encode()
+        format = find_format(kernels, name)
+    if format == NULL:
+        raise ValueError(f"quantization: {quantization!r} is not one of {', '.join(format_names(kernels))}")
+    return format
 
 
 def read_rate(size, threads, tries=3):
@@ -97,7 +121,7 @@ cdef class CpuModel:
     `windows`: by KV cache group, the tokens that a query attends to, its own included; None: all.
     `ropes`: by rotary variant, the radians a position of each channel pair, float32, and a factor of cosine
     and sine; the first 2 · len channels of a head rotate. `layer_groups`, `layer_ropes`: indices by layer.
-    `quantization`: "int8" keeps matrices in 8 bits, with one scale for each output; the rest is unchanged.
+    `quantization`: one of `formats`, in which all matrices are kept; None: as "none", in the model's dtype.
     """
 
     cdef Model model
@@ -132,9 +156,6 @@ cdef class CpuModel:
         shape.tied, shape.qkv_bias, shape.output_bias = bool(tied), bool(qkv_bias), bool(output_bias)
         shape.mlp_bias, shape.query_key_norm = bool(mlp_bias), bool(query_key_norm)
         shape.post_norms, shape.gelu = bool(post_norms), bool(gelu)
-        if quantization not in {None, "int8"}:
-            raise ValueError(f"quantization: {quantization!r} is neither None nor 'int8'")
-        shape.int8 = quantization is not None
         shape.epsilon = number("norm_epsilon", norm_epsilon)
         shape.embedding_scale = number("embedding_scale", embedding_scale)
         if attention_scale is None:
@@ -146,6 +167,7 @@ cdef class CpuModel:
         shape.tokens_at_most = integer("max_batched_tokens", max_batched_tokens, 1, 1 << 16)
         model.kernels = kernels_of(dtype, variant)
         self.variant = model.kernels.name.decode()
+        model.format = format_of(model.kernels, quantization)
         model.element = sizeof(float) if shape.dtype == FLOAT32 else sizeof(uint16_t)
         model.page_bytes = model.element * BLOCK * padded(shape.head_dim)
         self._set_groups(windows, ropes)

@@ -14,10 +14,9 @@
  *   float32  [N/32][Kp][32]
  * Gate and up are one matrix: each of its panels has 16 outputs of gate and the same 16 of up.
  *
- * With `int8` a weight is an integer of −127…127 in the same place, except that in bfloat16's order a pair of
- * inputs has the 16 numbers of the first before those of the second. Each output has a scale: its largest
- * weight / 127. A product widens a few blocks into the panels above, in the thread's scratch, and multiplies
- * the sums by the scales: half the memory is read, and the rest is unchanged.
+ * A block is 32 inputs of a panel. A `Format` may keep blocks in fewer bytes: a product unpacks a few of them at a
+ * time into the order above, in the thread's scratch, where the cache holds them. Less memory is read, and the
+ * rest is unchanged. The files format_*.h describe how each format keeps a block.
  *
  * Activations that a matrix is applied to:
  *   bfloat16 [M/16][Kp/32][16][32]         tiles of 16 rows and 32 channels: AMX's left operand. With fewer
@@ -60,7 +59,6 @@ typedef struct {
     int query_key_norm; /* an RMSNorm over the channels of each query and key head */
     int post_norms;     /* the results of attention and MLP are normalized before they are added */
     int gelu;           /* the gate is GELU (tanh form), not SiLU */
-    int int8;           /* weights are kept in 8 bits */
     float epsilon;
     float embedding_scale, attention_scale;
     float attention_cap, logit_cap; /* cap · tanh(x / cap); 0: none */
@@ -76,9 +74,44 @@ enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
 enum { ATTENTION_NORM, QUERY_NORM, KEY_NORM, POST_ATTENTION_NORM, MLP_NORM, POST_MLP_NORM, NORMS };
 enum { QKV_BIAS = NORMS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, VECTORS };
 
+/* How a matrix is kept. Each panel has its blocks, one for each 32 inputs, and then a tail. */
+typedef struct Format {
+    const char *name;   /* as the argument `quantization` names it; "none": the kernels' own order */
+    size_t block_bytes; /* of a block; a multiple of 64, as is `tail_bytes` */
+    size_t tail_bytes;  /* of a panel after its blocks */
+    int scaled;         /* the tail begins with a float for each output, which multiplies the output's sums */
+    /* Copies `rows` rows [rows, inputs] of the dtype into panels; `first` and `half`: see `position_of`. Returns
+     * −1, or the index of a number that is infinite or NaN. */
+    int64_t (*pack)(const struct Format *, char *panels, const void *source, int rows, int inputs, int first, int half);
+    /* Writes a block in the kernels' own order. NULL: it is in that order already. */
+    void (*unpack)(const struct Format *, const char *block, void *numbers);
+} Format;
+
 typedef struct {
-    void *matrices[MATRICES];
-    float *scales[MATRICES]; /* by output, in the order of the panels; NULL without `int8` */
+    const Format *format;
+    char *panels; /* NULL: this model has no such matrix */
+} Matrix;
+
+/* Return the bytes of a panel of `depth` inputs, a multiple of 32. */
+static inline size_t panel_bytes(const Format *format, int depth)
+{
+    return depth / 32 * format->block_bytes + format->tail_bytes;
+}
+
+static inline char *panel_at(const Matrix *matrix, int depth, long panel)
+{
+    return matrix->panels + panel * panel_bytes(matrix->format, depth);
+}
+
+/* Return the factors of a panel's 32 outputs; NULL: all are 1. */
+static inline const float *scales_at(const Matrix *matrix, int depth, long panel)
+{
+    if (!matrix->format->scaled) return NULL;
+    return (const float *)(panel_at(matrix, depth, panel) + depth / 32 * matrix->format->block_bytes);
+}
+
+typedef struct {
+    Matrix matrices[MATRICES];
     float *vectors[VECTORS]; /* NULL: this model has none */
     char *pages;             /* [block][kv head][K, V] */
     int group, rope;
@@ -88,8 +121,8 @@ typedef struct {
 enum { STORE, ADD, GATE, LOGITS };
 typedef struct {
     const void *input; /* activations, `rows` × `depth` */
-    const void *weight;
-    const float *scales, *bias; /* in the order of the panels' outputs, or NULL */
+    Matrix weight;
+    const float *bias; /* in the order of the panels' outputs, or NULL */
     int rows, depth, panels;
     int kind;
     float *output; /* STORE, ADD, LOGITS: rows of `stride` floats */
@@ -122,13 +155,13 @@ struct Kernels;
 typedef struct {
     Shape shape;
     const struct Kernels *kernels;
+    const Format *format; /* of all matrices */
     Layer *layers;
-    void *embedding, *head;
-    float *embedding_scales, *head_scales;
+    Matrix embedding, head;
     float *final_norm;
     float *frequencies[ROPES_AT_MOST]; /* radians a position by pair of channels */
     int blocks[GROUPS_AT_MOST];
-    size_t element;    /* bytes of a number in activations and pages; in weights without `int8` */
+    size_t element;    /* bytes of a number in activations, pages and rows to pack */
     size_t page_bytes; /* of K for a block and a KV head; V takes the same */
     char *weights_memory, *cache_memory, *work_memory;
     size_t weights_bytes, cache_bytes, work_bytes;
@@ -142,8 +175,7 @@ typedef struct {
     void *normal, *attended, *gated; /* activations: normalized stream, attention's result, gated inner */
     void *queries;                   /* [K][T·G][Dp] */
     int *clear_from;                 /* [groups][T]: offset from which a token zeroes its value page; 16: none */
-    char *scratch;                   /* by thread, SCRATCH_BYTES and `panel_bytes` */
-    size_t panel_bytes;              /* of the deepest panel of 8-bit weights once widened; 0 without `int8` */
+    char *scratch;                   /* by thread, SCRATCH_BYTES */
     float *partials;                 /* [partial][K][ROWS_AT_ONCE][16 + Dp], see attention.h; grows */
     size_t partials_room;
     Plan plans[GROUPS_AT_MOST];
@@ -186,11 +218,12 @@ typedef struct {
 
 enum { RUN = 128 }; /* scores that share one sum and one maximum */
 
-/* The kernels of an instruction set and dtype. `scratch`: SCRATCH_BYTES, plus a panel for `multiply`. */
+/* The kernels of an instruction set and dtype. `scratch`: SCRATCH_BYTES. */
 typedef struct Kernels {
     const char *name;
     int dtype;
-    int tiles; /* `attend_tiled` exists, for tasks of many rows */
+    int tiles;                    /* `attend_tiled` exists, for tasks of many rows */
+    const Format *const *formats; /* that `multiply` and `embed` read; the last is NULL */
     void (*multiply)(const Product *, int first_panel, int last_panel, char *scratch);
     void (*embed)(const Model *, int token_id, float *row);
     void (*normalize)(const float *row, const float *weight, float epsilon, int size, void *activations, int rows,
@@ -208,6 +241,7 @@ typedef struct Kernels {
 /* dispatch.c: the kernels that this processor can run. NULL if the name is unknown or not supported. */
 const Kernels *find_kernels(int dtype, const char *name);
 const Kernels *list_kernels(int dtype, int index);
+const Format *find_format(const Kernels *, const char *name); /* NULL if these kernels do not read it */
 
 /* memory.c */
 void *map_memory(size_t bytes);
@@ -222,20 +256,32 @@ void release_blocks(Model *, int group, int first, int count);
 void free_model(Model *);
 
 /* tensors.c: finds a tensor of a checkpoint by its name; `layer` is −1 for those of the model. Returns 0 if the
- * model has no such tensor. The names end with NULL. Either `matrix` or `vector` is NULL. */
+ * model has no such tensor. The names end with NULL. Either `matrix.panels` or `vector` is NULL. */
 enum { PLAIN = -1, GATE_HALF = 0, UP_HALF = 1 };
 typedef struct {
     int rows, inputs; /* of a matrix; a vector has `rows` numbers and no inputs */
     int before;       /* the number of rows before it in a fused matrix or vector */
     int half;         /* gate and up: which half of each panel; rows are counted within it */
-    void *matrix;
-    float *scales, *vector;
+    Matrix matrix;
+    float *vector;
 } Tensor;
 const char *tensor_name(int index);
 int find_tensor(const Model *, int layer, const char *name, Tensor *);
 
-/* pack.c: copies `count` rows [count, inputs] of a matrix, from row `first` on, into panels. With 8-bit weights
- * each row is rounded with its own scale. Returns −1, or the index of a number that is infinite or NaN. */
+/* The place of a row of a fused matrix or vector: the panel, the half of it, and the column in the half. */
+typedef struct {
+    long panel;
+    int half, column;
+} Position;
+
+static inline Position position_of(int row, int half)
+{
+    if (half == PLAIN) return (Position){row / PANEL, row % PANEL / 16, row % 16};
+    return (Position){row / 16, half, row % 16};
+}
+
+/* pack.c: copies `count` rows [count, inputs] of a matrix, from row `first` on, into panels of its format. Returns
+ * −1, or the index of a number that is infinite or NaN. */
 int64_t pack_matrix(const Model *, const Tensor *, const void *source, int first, int count);
 int64_t pack_vector(const Tensor *, const float *source);
 

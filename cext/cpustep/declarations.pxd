@@ -8,13 +8,17 @@ cdef extern from "cpustep/cpustep.h" nogil:
 
     int padded(int size)
 
+    ctypedef struct Format:
+        const char *name
+
     ctypedef struct Kernels:
         const char *name
+        const Format *const *formats
 
     ctypedef struct Shape:
         int dtype
         int vocabulary, hidden, inner, layers, heads, kv_heads, head_dim
-        int tied, qkv_bias, output_bias, mlp_bias, query_key_norm, post_norms, gelu, int8
+        int tied, qkv_bias, output_bias, mlp_bias, query_key_norm, post_norms, gelu
         float epsilon, embedding_scale, attention_scale, attention_cap, logit_cap
         int groups, ropes
         int windows[8]
@@ -28,6 +32,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
     ctypedef struct Model:
         Shape shape
         const Kernels *kernels
+        const Format *format
         Layer *layers
         float *frequencies[8]
         int blocks[8]
@@ -70,6 +75,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
 
     const Kernels *find_kernels(int dtype, const char *name)
     const Kernels *list_kernels(int dtype, int index)
+    const Format *find_format(const Kernels *, const char *name)
     int lay_out_weights(Model *)
     int lay_out_work(Model *)
     int lay_out_cache(Model *, const int *blocks)

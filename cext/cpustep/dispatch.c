@@ -87,6 +87,13 @@ const Kernels *list_kernels(int dtype, int index)
     return NULL;
 }
 
+const Format *find_format(const Kernels *kernels, const char *name)
+{
+    for (int i = 0; kernels->formats[i]; i++)
+        if (!strcmp(name, kernels->formats[i]->name)) return kernels->formats[i];
+    return NULL;
+}
+
 const Kernels *find_kernels(int dtype, const char *name)
 {
     const Kernels *kernels;

@@ -5,6 +5,8 @@
 #define NAME(word) word##_f32
 #endif
 
+#include "number.h"
+#include "formats.h"
 #include "product.h"
 #include "rows.h"
 #include "attention.h"
@@ -22,6 +24,6 @@
     { \
         .name = label, .dtype = number_type, .embed = NAME(embed), .normalize = NAME(normalize), \
         .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads), .attend = NAME(attend), \
-        .merge = NAME(merge), .choose_row = CHOOSE_ROW, __VA_ARGS__ \
+        .merge = NAME(merge), .formats = NAME(formats), .choose_row = CHOOSE_ROW, __VA_ARGS__ \
     }
 #endif

@@ -19,13 +19,10 @@ static void *take(Arena *arena, size_t bytes)
     return place;
 }
 
-/* Allocate a matrix and, for 8-bit weights, its scales. */
-static void *take_matrix(const Model *model, Arena *arena, int outputs, int inputs, float **scales)
+static Matrix take_matrix(const Model *model, Arena *arena, int outputs, int inputs)
 {
-    size_t element = model->shape.int8 ? sizeof(int8_t) : model->element;
-    void *matrix = take(arena, (size_t)padded(outputs) * padded(inputs) * element);
-    if (model->shape.int8) *scales = take(arena, (size_t)padded(outputs) * sizeof(float));
-    return matrix;
+    size_t bytes = padded(outputs) / PANEL * panel_bytes(model->format, padded(inputs));
+    return (Matrix){model->format, take(arena, bytes)};
 }
 
 static void assign_weights(Model *model, Arena *arena)
@@ -33,17 +30,14 @@ static void assign_weights(Model *model, Arena *arena)
     const Shape *s = &model->shape;
     int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, attended = s->heads * s->head_dim;
     int gate_up = 2 * padded(s->inner); /* padded, so that the product writes the padding of its result too */
-    model->head = take_matrix(model, arena, s->vocabulary, s->hidden, &model->head_scales);
-    model->embedding = model->head;
-    model->embedding_scales = model->head_scales;
-    if (!s->tied) model->embedding = take_matrix(model, arena, s->vocabulary, s->hidden, &model->embedding_scales);
+    model->head = take_matrix(model, arena, s->vocabulary, s->hidden);
+    model->embedding = s->tied ? model->head : take_matrix(model, arena, s->vocabulary, s->hidden);
     model->final_norm = take(arena, (size_t)padded(s->hidden) * sizeof(float));
     for (int l = 0; l < s->layers; l++) {
         Layer *layer = &model->layers[l];
         int outputs[] = {[QKV] = qkv, [OUTPUT] = s->hidden, [GATE_UP] = gate_up, [DOWN] = s->hidden};
         int inputs[] = {[QKV] = s->hidden, [OUTPUT] = attended, [GATE_UP] = s->hidden, [DOWN] = s->inner};
-        for (int m = 0; m < MATRICES; m++)
-            layer->matrices[m] = take_matrix(model, arena, outputs[m], inputs[m], &layer->scales[m]);
+        for (int m = 0; m < MATRICES; m++) layer->matrices[m] = take_matrix(model, arena, outputs[m], inputs[m]);
         int sizes[VECTORS] = {
             [ATTENTION_NORM] = s->hidden,
             [MLP_NORM] = s->hidden,
@@ -79,10 +73,7 @@ static void assign_work(Model *model, Arena *arena)
     size_t queries = rows * s->heads * padded(s->head_dim) + (size_t)ROWS_AT_ONCE * padded(s->head_dim);
     model->queries = take(arena, queries * model->element);
     model->clear_from = take(arena, (size_t)s->groups * s->tokens_at_most * sizeof(int));
-    size_t deepest = hidden > attended ? hidden : attended;
-    if (inner > deepest) deepest = inner;
-    model->panel_bytes = s->int8 ? deepest * PANEL * model->element : 0;
-    model->scratch = take(arena, s->threads * (SCRATCH_BYTES + model->panel_bytes));
+    model->scratch = take(arena, (size_t)s->threads * SCRATCH_BYTES);
 }
 
 /* Call `assign` twice: first to count the bytes, then to assign memory of that size. */

@@ -3,12 +3,6 @@
  * A row's sums run over the inputs in order, whatever the number of rows: a sequence's result does not depend
  * on the rest of the batch. */
 
-#if BF16
-typedef bf16 NAME(number);
-#else
-typedef float NAME(number);
-#endif
-
 /* Return the address of the activation of a row and channel. */
 ALWAYS NAME(number) *NAME(element_of)(void *activations, int rows, int depth, int row, int channel)
 {
@@ -19,38 +13,6 @@ ALWAYS NAME(number) *NAME(element_of)(void *activations, int rows, int depth, in
 #else
     (void)rows;
     return (float *)activations + (long)row * depth + channel;
-#endif
-}
-
-ALWAYS void NAME(put)(NAME(number) *to, vf v)
-{
-#if BF16
-    store_bf16(to, v);
-#else
-    store(to, v);
-#endif
-}
-
-/* Return the index of input `k` of an output in its panel of 8-bit weights. */
-ALWAYS long NAME(panel_index)(int k, int column)
-{
-#if BF16
-    return (long)(k >> 5) * 2 * TILE + column / 16 * TILE + (k & 31) / 2 * 32 + (k & 1) * 16 + column % 16;
-#else
-    return (long)k * PANEL + column;
-#endif
-}
-
-/* Convert 32 weights of 8 bits to the dtype: exactly, and without their scale. */
-ALWAYS void NAME(widen)(const int8_t *from, NAME(number) *to)
-{
-#if BF16
-    for (int i = 0; i < 16; i += VW) { /* an 8-bit integer is exact in the upper half of a float */
-        vu pairs = (vu)load_bytes(from + i) >> 16 | (vu)load_bytes(from + 16 + i);
-        memcpy(to + 2 * i, &pairs, sizeof pairs);
-    }
-#else
-    for (int i = 0; i < 32; i += VW) store(to + i, load_bytes(from + i));
 #endif
 }
 
@@ -72,7 +34,7 @@ ALWAYS vf NAME(activate)(vf gate, int is_gelu)
 ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, const float *half0, const float *half1)
 {
     const float *bias = p->bias ? p->bias + (long)panel * PANEL : NULL;
-    const float *scales = p->scales ? p->scales + (long)panel * PANEL : NULL;
+    const float *scales = scales_at(&p->weight, p->depth, panel);
     float *to = p->output + row * p->stride + (long)panel * PANEL;
     float tail[PANEL];
     float *logits = kind == LOGITS && (panel + 1) * PANEL > p->columns ? tail : to;
@@ -119,15 +81,16 @@ enum { NAME(height) = VW == 16 ? 8 : VW == 8 ? 2 : 1 };
 enum { NAME(height) = VW == 16 ? 12 : VW == 8 ? 3 : 1 };
 #endif
 
-/* Multiply `R` rows by one panel. `step`: the distance of a row's blocks of 32 inputs; `pitch`: of rows. */
+/* Multiply `R` rows by `depth` inputs of one panel; add the sums to `results`, or store them there if `first`.
+ * `step`: the distance of a row's blocks of 32 inputs; `pitch`: of rows. */
 ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
-                        float (*results)[PANEL])
+                        int first, float (*results)[PANEL])
 {
     vf sums[NAME(height)][2 * PIECES];
 #pragma GCC unroll 16
     for (int m = 0; m < R; m++)
 #pragma GCC unroll 8
-        for (int j = 0; j < 2 * PIECES; j++) sums[m][j] = (vf){0};
+        for (int j = 0; j < 2 * PIECES; j++) sums[m][j] = first ? (vf){0} : load(results[m] + j * VW);
     for (int block = 0; block < depth / 32; block++, a += step) {
 #if BF16
         for (int pair = 0; pair < 16; pair++, w += 32) {
@@ -172,9 +135,9 @@ ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitc
 }
 
 #define CASE(R) \
-    case R: NAME(panel)(R, a, step, pitch, w, depth, results); break;
+    case R: NAME(panel)(R, a, step, pitch, w, depth, first, results); break;
 static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
-                            float (*results)[PANEL])
+                            int first, float (*results)[PANEL])
 {
     switch (rows) {
         CASE(1)
@@ -201,45 +164,63 @@ static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pit
 }
 #undef CASE
 
-/* Widen a whole panel of 8-bit weights into the thread's scratch, after its first SCRATCH_BYTES. */
-__attribute__((unused)) static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char *scratch)
+enum {
+    NAME(part) = 256,    /* inputs that are unpacked at once: their weights stay in the first-level cache */
+    NAME(highest) = 3840 /* rows whose sums have room in the scratch, beside a part */
+};
+_Static_assert(NAME(highest) *PANEL * sizeof(float) + NAME(part) *PANEL * sizeof(NAME(number)) <= SCRATCH_BYTES,
+               "a thread's scratch is too small");
+
+/* Unpack blocks that are `depth` inputs in all. */
+ALWAYS void NAME(unpack_part)(const Format *format, const char *from, int depth, NAME(number) *to)
 {
-    NAME(number) *panel = (NAME(number) *)(scratch + SCRATCH_BYTES);
-    for (long i = 0; i < size; i += 64) {
-        __builtin_prefetch(from + i + 1024);
-        NAME(widen)(from + i, panel + i);
-        NAME(widen)(from + i + 32, panel + i + 32);
+    for (int k = 0; k < depth; k += 32, from += format->block_bytes, to += 2 * TILE) {
+        for (size_t line = 0; line < format->block_bytes; line += 64) __builtin_prefetch(from + 1024 + line);
+        format->unpack(format, from, to);
     }
-    return panel;
 }
 
 /* Unused in amx.c, which includes this file too. */
 __attribute__((unused)) static void NAME(multiply)(const Product *p, int first_panel, int last_panel, char *scratch)
 {
-    float(*results)[PANEL] = (float(*)[PANEL])scratch;
-    long panel_size = (long)p->depth * PANEL;
+    const Format *format = p->weight.format;
+    float(*sums)[PANEL] = (float(*)[PANEL])scratch;
+    NAME(number) *room = (NAME(number) *)(scratch + NAME(highest) *sizeof *sums);
+    int part = format->unpack ? NAME(part) : p->depth;
     /* The number of input rows that stay in the second-level cache while panels are read. */
     int rows_at_once = (int)((1 << 20) / (p->depth * sizeof(NAME(number)))) / 48 * 48;
     if (rows_at_once < 48) rows_at_once = 48;
+    if (rows_at_once > NAME(highest)) rows_at_once = NAME(highest);
+#if BF16
+    long step = (p->rows < 16 ? p->rows : 16) * 32, pitch = 32;
+#else
+    long step = 32, pitch = p->depth;
+#endif
     for (int top = 0; top < p->rows; top += rows_at_once) {
         int bottom = top + rows_at_once < p->rows ? top + rows_at_once : p->rows;
         for (int panel = first_panel; panel < last_panel; panel++) {
-            const NAME(number) *w = (const NAME(number) *)p->weight + panel * panel_size;
-            if (p->scales) w = NAME(widen_panel)((const int8_t *)p->weight + panel * panel_size, panel_size, scratch);
-            for (int row = top, count; row < bottom; row += count) {
-                count = bottom - row < NAME(height) ? bottom - row : NAME(height);
+            const char *packed = panel_at(&p->weight, p->depth, panel);
+            for (int begin = 0; begin < p->depth; begin += part) {
+                int depth = p->depth - begin < part ? p->depth - begin : part, is_last = begin + depth == p->depth;
+                const NAME(number) *w = (const NAME(number) *)packed;
+                if (format->unpack) {
+                    NAME(unpack_part)(format, packed + begin / 32 * format->block_bytes, depth, room);
+                    w = room;
+                }
+                for (int row = top, count; row < bottom; row += count) {
+                    count = bottom - row < NAME(height) ? bottom - row : NAME(height);
 #if BF16
-                if (count > 16 - (row & 15)) count = 16 - (row & 15); /* a tile of activations ends here */
-                long step = (p->rows < 16 ? p->rows : 16) * 32, pitch = 32;
-#else
-                long step = 32, pitch = p->depth;
+                    if (count > 16 - (row & 15)) count = 16 - (row & 15); /* a tile of activations ends here */
 #endif
-                const NAME(number) *a = NAME(element_of)((void *)p->input, p->rows, p->depth, row, 0);
-                NAME(some_rows)(count, a, step, pitch, w, p->depth, results);
+                    const NAME(number) *a = NAME(element_of)((void *)p->input, p->rows, p->depth, row, begin);
+                    float(*results)[PANEL] = sums + (row - top);
+                    NAME(some_rows)(count, a, step, pitch, w, depth, begin == 0, results);
+                    if (!is_last) continue;
 #define FINISH(kind) \
     for (int m = 0; m < count; m++) NAME(finish)(kind, p, panel, row + m, results[m], results[m] + 16)
-                BY_KIND(p, FINISH)
+                    BY_KIND(p, FINISH)
 #undef FINISH
+                }
             }
         }
     }

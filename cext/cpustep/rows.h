@@ -1,30 +1,27 @@
 /* Operations on one row or token, for one dtype: embedding, norms, and copying queries, keys and values from
  * the fused product to the query buffer and the KV pages. Included by kernels.h after product.h. */
 
-/* The packed panels are the only copy of the embedding: a row is one column of a panel. */
+/* The packed panels are the only copy of the embedding: a row is one column of a panel. The row's padding is
+ * zero, whatever the format makes of the inputs that do not exist. */
 static void NAME(embed)(const Model *model, int token_id, float *row)
 {
-    int depth = padded(model->shape.hidden);
-    const NAME(number) *panel = (const NAME(number) *)model->embedding + (long)(token_id / PANEL) * PANEL * depth;
-    int column = token_id % PANEL;
+    int hidden = model->shape.hidden, depth = padded(hidden), column = token_id % PANEL;
+    const Format *format = model->embedding.format;
+    const char *packed = panel_at(&model->embedding, depth, token_id / PANEL);
+    const float *scales = scales_at(&model->embedding, depth, token_id / PANEL);
     float scale = model->shape.embedding_scale;
-    if (model->embedding_scales) {
-        const int8_t *narrow = (const int8_t *)model->embedding + (long)(token_id / PANEL) * PANEL * depth;
-        scale *= model->embedding_scales[token_id];
-        for (int k = 0; k < depth; k++) row[k] = narrow[NAME(panel_index)(k, column)] * scale;
-        return;
-    }
-#if BF16
-    const bf16 *tile = panel + column / 16 * TILE + column % 16 * 2;
-    for (int k = 0; k < depth; k += 32, tile += 2 * TILE)
-        for (int pair = 0; pair < 16; pair++) {
-            uint32_t both = load_pair(tile + pair * 32);
-            row[k + 2 * pair] = from_bits(both << 16) * scale;
-            row[k + 2 * pair + 1] = from_bits(both & 0xffff0000) * scale;
+    if (scales) scale *= scales[column];
+    NAME(number) room[2 * TILE] __attribute__((aligned(64)));
+    for (int k = 0; k < depth; k += 32, packed += format->block_bytes) {
+        const NAME(number) *block = (const NAME(number) *)packed;
+        if (format->unpack) {
+            format->unpack(format, packed, room);
+            block = room;
         }
-#else
-    for (int k = 0; k < depth; k++) row[k] = panel[k * PANEL + column] * scale;
-#endif
+        for (int i = 0; i < 32; i++)
+            row[k + i] = NAME(as_float)(block[NAME(index_in_block)(i, column / 16, column % 16)]) * scale;
+    }
+    memset(row + hidden, 0, (size_t)(depth - hidden) * sizeof *row);
 }
 
 /* Return the factor that gives x a root mean square of 1. The padding is zero and does not count. */

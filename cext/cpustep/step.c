@@ -125,7 +125,6 @@ static Product product_of(const Layer *layer, int matrix, const void *input, int
     return (Product){
         .input = input,
         .weight = layer->matrices[matrix],
-        .scales = layer->scales[matrix],
         .bias = layer->vectors[QKV_BIAS + matrix],
         .rows = rows,
         .depth = depth,
@@ -208,7 +207,6 @@ static void run_worker(const Worker *worker)
     Product logits = {
         .input = model->normal,
         .weight = model->head,
-        .scales = model->head_scales,
         .rows = worker->step->samples,
         .depth = padded(shape->hidden),
         .panels = padded(shape->vocabulary) / PANEL,
@@ -233,7 +231,7 @@ void run_step(Model *model, const Step *step)
 #pragma omp single
         team.threads = omp_get_num_threads();
         int thread = omp_get_thread_num();
-        char *scratch = model->scratch + (size_t)thread * (SCRATCH_BYTES + model->panel_bytes);
+        char *scratch = model->scratch + (size_t)thread * SCRATCH_BYTES;
         Worker worker = {model, step, &team, thread, team.threads, scratch};
         run_worker(&worker);
     }

@@ -54,17 +54,14 @@ int find_tensor(const Model *model, int layer, const char *name, Tensor *tensor)
     };
     if (layer >= 0 && tensor->inputs) {
         tensor->matrix = model->layers[layer].matrices[known[index].index];
-        tensor->scales = model->layers[layer].scales[known[index].index];
     } else if (layer >= 0) {
         tensor->vector = model->layers[layer].vectors[known[index].index];
     } else if (known[index].index == FINAL_NORM) {
         tensor->vector = model->final_norm;
     } else if (known[index].index == EMBEDDING) {
         tensor->matrix = model->embedding;
-        tensor->scales = model->embedding_scales;
     } else if (!s->tied) {
         tensor->matrix = model->head;
-        tensor->scales = model->head_scales;
     }
-    return tensor->matrix || tensor->vector;
+    return tensor->matrix.panels || tensor->vector;
 }

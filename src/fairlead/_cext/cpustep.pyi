@@ -10,6 +10,7 @@ _Array: TypeAlias = Buffer | NDArray[Any]
 DTYPES: dict[str, int]
 
 def variants(dtype: str) -> tuple[str, ...]: ...
+def formats(dtype: str, variant: str | None = None) -> tuple[str, ...]: ...
 def choose(
     logits: _Array,
     temperatures: _Array,

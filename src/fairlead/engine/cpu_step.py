@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead._cext.cpustep import CpuModel, variants
+from fairlead._cext.cpustep import CpuModel, formats, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
@@ -27,7 +27,6 @@ THREADS_AT_MOST = 256
 """The kernel's limit, as BLOCK_SIZE is."""
 _GROUPS_AT_MOST = 8
 _DTYPES = (torch.float32, torch.bfloat16)
-_QUANTIZATIONS = (None, "int8")
 
 SUPPORTED = {
     **COMMON,
@@ -42,7 +41,7 @@ def refusal(spec: ArchitectureSpec, dtype: torch.dtype, quantization: str | None
     """Return why the kernel does not run such a model in `dtype`; None if it does."""
     if dtype not in _DTYPES:
         return f"dtype {dtype} is not supported"
-    if quantization not in _QUANTIZATIONS:
+    if quantization is not None and quantization not in formats(str(dtype).removeprefix("torch.")):
         return f"quantization {quantization} is not supported"
     if (value := unsupported(spec, SUPPORTED)) is not None:
         return f"{value} is not supported"
@@ -75,8 +74,11 @@ class CpuStep:
     ) -> Self:
         """Take every tensor of `spec` from `weights`, and compute in their dtype.
 
-        `variant`: one of `cpustep.variants`, None for the fastest that this processor has. `quantization`:
-        "int8" to round every matrix to 8 bits while loading, embedding and head included; else None.
+        threads: how many compute a step, at most THREADS_AT_MOST.
+        max_batched_tokens: the most tokens of a step.
+        variant: one of `cpustep.variants`; None: the fastest that this processor has.
+        quantization: one of `cpustep.formats`, to keep every matrix in it, embedding and head included; None:
+            the weights' dtype.
         """
         weights.rename(spec.names.renamed)
         spec = tied_as_stored(spec, weights)
