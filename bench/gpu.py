@@ -34,7 +34,7 @@ import torch
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.llama import read_llama
-from fairlead.models.quantization import find_quantization
+from fairlead.models.quantization import find_format
 from gpu_model import SHAPES, TINY, Event, Plan, RandomWeights, Served, synchronize
 
 
@@ -199,7 +199,7 @@ def main() -> None:
         "shape": options.shape,
         "quantization": options.quantization,
     }
-    quantization = find_quantization(options.quantization)
+    quantization = find_format(options.quantization)
     dtype = torch.bfloat16 if on_cuda else torch.float32
     with torch.inference_mode():
         roofline = measure_roofline(device, small=not on_cuda)

@@ -15,7 +15,7 @@ from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.layers import Embedding
-from fairlead.models.linear import Linear, Quantization
+from fairlead.models.linear import Linear, WeightFormat
 from fairlead.models.network import Network
 from fairlead.models.quantization.none import NONE
 from fairlead.models.weights import Weights
@@ -81,7 +81,7 @@ TINY = Plan(((1, 20), (3, 5)), 8, (20,), 2, 8, 3, 4, 16)
 class RandomWeights(Weights):
     """Random tensors, created on the device on request, instead of a checkpoint's; always whole ones."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, quantization: Quantization) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, quantization: WeightFormat) -> None:
         self.dtype, self.device = dtype, device
         self.bytes_placed = 0
         self._quantization = quantization
@@ -108,7 +108,8 @@ class RandomWeights(Weights):
     ) -> Linear:
         assert not bias
         weight = self.stack(rows, (inputs,))
-        linear = (self._quantization if quantized else NONE).make(weight, None)
+        form = self._quantization if quantized and self._quantization.suits(*weight.shape) else NONE
+        linear = form.linear(form.pack(weight), inputs, None)
         self.bytes_placed += linear.nbytes - weight.nbytes
         return linear
 

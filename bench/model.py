@@ -1,7 +1,8 @@
 """Measure how fast a model runs on this CPU, compared with the machine's roofline.
 
     OMP_WAIT_POLICY=PASSIVE python bench/model.py [--models smollm2-135m qwen2.5-0.5b] [--dtype bfloat16]
-        [--threads 2] [--rounds 3] [--no-torch] [--variant avx512bf16] [--json bench/results/model.json]
+        [--threads 2] [--rounds 3] [--no-torch] [--variant avx512bf16] [--quantization int4]
+        [--json bench/results/model.json]
 
 Models with the shapes of real ones and random weights are saved as checkpoints and loaded as in service, by
 the compiled step and by torch. Decode: tokens/s by batch and context, the median of the rounds' medians.
@@ -31,7 +32,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fairlead._cext.cpustep import read_rate
+from fairlead._cext.cpustep import formats, read_rate
 from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.forward import Forward, TorchForward
@@ -190,9 +191,11 @@ def load_implementations(
             threads=options.threads,
             max_batched_tokens=MAX_TOKENS,
             variant=options.variant,
+            quantization=options.quantization,
         )
     step.allocate_cache([blocks])
-    implementations = [Implementation(f"kernel, {step.model.variant}", step, sequences, length)]
+    name = ", ".join(filter(None, ("kernel", step.model.variant, options.quantization)))
+    implementations = [Implementation(name, step, sequences, length)]
     if options.torch:
         with Weights(directory, dtype=dtype, device=device) as weights:
             model = Network(spec, weights)
@@ -288,6 +291,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads that compute")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
     parser.add_argument("--variant", help="variant of the kernel; default: the best one")
+    parser.add_argument("--quantization", choices=formats("bfloat16"), help="format of the kernel's weights")
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="skip torch")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()

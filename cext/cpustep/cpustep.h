@@ -85,6 +85,7 @@ typedef struct Format {
     int64_t (*pack)(const struct Format *, char *panels, const void *source, int rows, int inputs, int first, int half);
     /* Writes a block in the kernels' own order. NULL: it is in that order already. */
     void (*unpack)(const struct Format *, const char *block, void *numbers);
+    const float *codebook; /* the value of each code, for the functions above; NULL: codes are numbers */
 } Format;
 
 typedef struct {

@@ -5,5 +5,6 @@
  * left out where it does not pay. */
 #include "format_plain.h"
 #include "format_int8.h"
+#include "format_int4.h"
 
-static const Format *const NAME(formats)[] = {&NAME(plain), &NAME(int8), NULL};
+static const Format *const NAME(formats)[] = {&NAME(plain), &NAME(int8), &NAME(int4), NULL};

@@ -13,11 +13,10 @@ from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
 from fairlead.models.loader import read_source
-from fairlead.models.quantization import QUANTIZATIONS
+from fairlead.models.quantization import FORMATS
 from fairlead.models.quantization.float8 import (
-    FLOAT8,
+    Float8,
     Float8Linear,
-    make_float8_linear,
     round_rows_to_float8,
 )
 from fairlead.models.quantization.float8_kernels import launch_round_rows
@@ -27,11 +26,15 @@ from models.tiny import SIZES, save
 CPU = torch.device("cpu")
 
 
+def linear_of(weight, bias=None):
+    return Float8().linear(Float8().pack(weight), weight.shape[1], bias)
+
+
 def test_product_error_is_below_three_percent_for_rows_of_any_magnitude():
     torch.manual_seed(0)
     weight = (torch.randn(96, 64) * torch.logspace(-4, 3, 96)[:, None]).bfloat16()
     x = (torch.randn(7, 64) * torch.logspace(-3, 3, 7)[:, None]).bfloat16()
-    layer = Float8Linear(weight)
+    layer = linear_of(weight)
     expected = x.float() @ weight.float().T
     sizes = x.float().norm(dim=1)[:, None] * weight.float().norm(dim=1)
     assert 0 < ((layer(x).float() - expected).abs() / sizes).max() < 0.03
@@ -42,7 +45,7 @@ def test_product_error_is_below_three_percent_for_rows_of_any_magnitude():
 def test_bias_is_added_unrounded():
     torch.manual_seed(0)
     weight, x, bias = (torch.randn(*size).bfloat16() for size in ((32, 64), (3, 64), (32,)))
-    assert torch.equal(Float8Linear(weight)(x) + bias, Float8Linear(weight, bias)(x))
+    assert torch.equal(linear_of(weight)(x) + bias, linear_of(weight, bias)(x))
 
 
 def test_zeros_and_largest_numbers_stay_finite_and_nan_stays_in_its_row():
@@ -72,8 +75,8 @@ def test_kernel_rounds_like_torch():
 
 
 def test_matrices_of_unsupported_sizes_are_not_quantized():
-    assert type(make_float8_linear(torch.zeros(24, 32))) is UnquantizedLinear
-    assert type(make_float8_linear(torch.zeros(32, 48))) is Float8Linear
+    assert not Float8().suits(24, 32)
+    assert Float8().suits(32, 48)
 
 
 @pytest.mark.parametrize("kind", [transformers.LlamaConfig, transformers.Qwen3MoeConfig])
@@ -83,7 +86,7 @@ def test_quantized_model_takes_less_memory_and_keeps_its_head_and_router_exact(t
     save(kind(**SIZES, **expert_options), tmp_path)
     source = read_source(tmp_path, device=CPU, dtype="bfloat16")
     exact = source.load(CPU, lambda _: None)
-    narrowed = msgspec.structs.replace(source, quantization=FLOAT8).load(CPU, lambda _: None)
+    narrowed = msgspec.structs.replace(source, quantization=Float8()).load(CPU, lambda _: None)
     assert narrowed.weight_bytes < 0.8 * exact.weight_bytes
     assert type(exact.model.head) is type(narrowed.model.head) is UnquantizedLinear
     assert type(narrowed.model.layers[0].attention.qkv) is Float8Linear
@@ -105,4 +108,4 @@ def test_unsupported_quantization_is_refused_with_the_reason(tmp_path, quantizat
 def test_every_quantization_can_be_configured_and_no_other():
     named, no_quantization = get_args(get_type_hints(ModelConfig)["quantization"])
     assert no_quantization is type(None)
-    assert {None, *get_args(named)} == set(QUANTIZATIONS)
+    assert {None, *get_args(named)} == set(FORMATS)

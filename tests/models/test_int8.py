@@ -82,7 +82,7 @@ def test_product_uses_rounded_weights_times_their_scales():
     x, bias = torch.randn(5, 64), torch.randn(96)
     rounded, scales = round_rows(weight)
     assert 127 == rounded.abs().amax(1)[8:].min() == rounded.abs().max()
-    layer = Int8Linear(weight, bias)
+    layer = Int8Linear(rounded, scales, bias)
     torch.testing.assert_close(layer(x), x @ (rounded * scales[:, None]).T + bias, rtol=1e-4, atol=1e-4)
     assert (weight - rounded * scales[:, None]).abs().le(scales[:, None] * 0.5001).all()
     assert layer(x[:0]).shape == (0, 96)

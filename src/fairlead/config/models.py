@@ -80,8 +80,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     GPUs each has one of its own: the one that device names, and those after it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The data type of its weights and of its KV cache."""
-    quantization: Literal["fp8", "int8"] | None = None
-    """Quantize the weights to 8 bits: fp8 on a Hopper GPU, int8 on a CPU."""
+    quantization: Literal["fp8", "int8", "int4"] | None = None
+    """Keep the weights in fewer bits: fp8 on a Hopper GPU, int8 or int4 on a CPU."""
     slots: AtLeastOne | None = None
     """Maximum number of concurrent sequences: its seats. Default: 8 on a CPU; on a GPU by its cache."""
     max_batch: AtLeastOne | None = None

@@ -1,11 +1,12 @@
-"""Linear layers, and the choice of how their weights are kept."""
+"""Linear layers, and the formats in which they keep their weights."""
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-import msgspec
 import torch
 from torch import Tensor
+
+Packed = tuple[Tensor, ...]
+"""Rows of a weight in a format. Each tensor has one entry for each row: to stack rows is to stack tensors."""
 
 
 class Linear(Protocol):
@@ -23,14 +24,26 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
-class Quantization(msgspec.Struct, frozen=True):
-    """One way to keep the weights of linear layers.
+class WeightFormat(Protocol):
+    """One way to keep the weights of linear layers. `models/quantization` registers each by its name.
 
-    `make` makes a layer from a weight [out, in] and a bias [out] or None. The caller reuses their memory
-    afterwards unless `UnquantizedLinear.reorders` is false. `refusal` returns why it does not run on a device
-    with activations of a dtype, or None.
+    A row is packed for itself: rows may be packed in pieces of any size, and stacked with those of others.
     """
 
-    name: str | None
-    make: Callable[[Tensor, Tensor | None], Linear]
-    refusal: Callable[[torch.device, torch.dtype], str | None]
+    name: ClassVar[str | None]
+    """As `quantization` names it in a configuration, and `form` in a checkpoint; None: the model's dtype."""
+
+    def refusal(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Return why layers with activations of `dtype` do not run on `device`; None if they do."""
+
+    def suits(self, outputs: int, inputs: int) -> bool:
+        """Return whether a weight of this shape can be kept so; others keep the model's dtype."""
+
+    def pack(self, rows: Tensor) -> Packed:
+        """Round rows [n, in] of a weight."""
+
+    def unpack(self, packed: Packed, inputs: int) -> Tensor:
+        """Return the rows [n, in] in float32."""
+
+    def linear(self, packed: Packed, inputs: int, bias: Tensor | None) -> Linear:
+        """Make a layer of a whole weight with `inputs` columns and a bias [out]. It keeps these tensors."""

@@ -16,12 +16,12 @@ from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.folder import FLOAT_TYPES, read_folder, read_stored_dtype, without_head
-from fairlead.models.linear import Quantization
+from fairlead.models.linear import WeightFormat
 from fairlead.models.model import Model
 from fairlead.models.network import Network
 from fairlead.models.parallel import ALONE, Ranks, refusal
 from fairlead.models.pooling import Pooling
-from fairlead.models.quantization import find_quantization
+from fairlead.models.quantization import find_format
 from fairlead.models.weights import Weights
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in FLOAT_TYPES}
@@ -50,7 +50,7 @@ class WeightSource(msgspec.Struct, frozen=True):
     build: Callable[[Weights], Model]
     spec: ArchitectureSpec | None
     dtype: torch.dtype
-    quantization: Quantization
+    quantization: WeightFormat
     pooling: Pooling | None
     ranks: Ranks = ALONE
 
@@ -113,7 +113,7 @@ def read_source(
             config, "scores texts, and makes none" if spec.scores else "makes embeddings, no text"
         )
     chosen = choose_dtype(config, dtype, device)
-    method = find_quantization(quantization)
+    method = find_format(quantization)
     if (problem := method.refusal(device, chosen)) is not None:
         raise LoadFailed(f"quantization {quantization} {problem}")
     if ranks.size > 1 and (obstacle := _obstacle(config, spec, pooling, ranks.size)) is not None:

@@ -14,7 +14,7 @@ import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -44,6 +44,7 @@ _OTHERS = {
 class StoredTensor(msgspec.Struct, frozen=True):
     """A tensor as its file describes it; its content is not read yet. `begin`: byte offset in the file."""
 
+    form: ClassVar[str | None] = None  # a safetensors file has numbers, in no format of weights
     file: "TensorFile"
     name: str
     dtype: str
@@ -86,15 +87,16 @@ class StoredTensor(msgspec.Struct, frozen=True):
             yield self._view(start, stop)
             self.file.drop_pages(self.begin + start, self.begin + stop)
 
-    def column_pieces(self, columns: range, size_bytes: int) -> Iterator["Tensor"]:
+    def packed_pieces(self, columns: range, size_bytes: int) -> Iterator[tuple["Tensor", ...]]:
         """Yield these columns of a matrix in order, some rows at a time; drop each piece after use.
 
         Only they are read, as far as the system reads no whole page and none ahead.
         """
-        row_bytes = self.nbytes // self.shape[0]
-        for first in range(0, self.shape[0], max(1, size_bytes // row_bytes)):
-            rows = self.rows(range(first, min(first + max(1, size_bytes // row_bytes), self.shape[0])))
-            yield rows.mapped()[:, columns.start : columns.stop]
+        size = self.shape[0]
+        step = max(1, size_bytes * size // max(1, self.nbytes))
+        for first in range(0, size, step):
+            rows = self.rows(range(first, min(first + step, size)))
+            yield (rows.mapped()[:, columns.start : columns.stop],)
             rows.drop_pages()
 
     def read_ahead(self, size_bytes: int) -> Iterator[int]:

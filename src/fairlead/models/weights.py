@@ -18,8 +18,9 @@ from torch import Tensor
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.layers import Embedding
-from fairlead.models.linear import Linear, Quantization
+from fairlead.models.linear import Linear, Packed, WeightFormat
 from fairlead.models.listing import list_tensors
+from fairlead.models.quantization import find_format
 from fairlead.models.quantization.none import NONE, UnquantizedLinear
 from fairlead.models.tensor_file import StoredTensor
 
@@ -38,9 +39,9 @@ class Weights:
 
     `report` is called with the fraction read, 0…1, at least every 5 %. `listing` is the file that lists the
     tensors, `bytes_total` their size. `bytes_placed` counts what is in the device's memory now.
-    `quantization` makes the layers that may be quantized. `bytes_read` counts what was read of the files; of
-    tensors that `readers` processes divide among themselves, that is a part. Use it as a context manager: the
-    files are closed at its end, except those with a tensor that is used in place.
+    `quantization` is the format of the layers that may be quantized. `bytes_read` counts what was read of the
+    files; of tensors that `readers` processes divide among themselves, that is a part. Use it as a context
+    manager: the files are closed at its end, except those with a tensor that is used in place.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         report: Callable[[float], None] = lambda _: None,
-        quantization: Quantization = NONE,
+        quantization: WeightFormat = NONE,
         readers: int = 1,
     ) -> None:
         self.dtype = dtype
@@ -145,19 +146,21 @@ class Weights:
         """Take projections of the same input, fused into one: `rows` maps names to their output sizes.
 
         With `kept` or `columns`, only these rows of each, biases included, or these inputs of all are read.
+
+        Rows that are stored in a format are stacked in it, and keep it whatever `quantized` says. Others are
+        packed piece by piece: no narrow weight is in memory expanded.
         """
         sources = self._take_all(_suffixed(rows, ".weight"), (inputs,), kept and _suffixed(kept, ".weight"))
-        weight = self._buffer(
-            sum(source.shape[0] for source in sources), inputs if columns is None else len(columns)
-        )
-        if columns is None or len(columns) == inputs:
-            self._copy(sources, weight)
-        else:
-            self._copy_columns(sources, columns, weight)
+        outputs = sum(source.shape[0] for source in sources)
+        columns = range(inputs) if columns is None else columns
+        form = self._form_of(sources, columns, quantized=quantized)
+        if not form.suits(outputs, len(columns)):
+            form = NONE
+        packed = self._pack(form, sources, outputs, columns)
         offset = None
         if bias:
             offset = self.stack(_suffixed(rows, ".bias"), kept=kept and _suffixed(kept, ".bias"))
-        linear = (self._quantization if quantized else NONE).make(weight, offset)
+        linear = form.linear(packed, len(columns), offset)
         self.bytes_placed += linear.nbytes
         return linear
 
@@ -239,13 +242,35 @@ class Weights:
                 start += len(piece)
                 self._read(piece.nbytes)
 
-    def _copy_columns(self, sources: Sequence[StoredTensor], columns: range, to: Tensor) -> None:
+    def _form_of(self, sources: Sequence[StoredTensor], columns: range, *, quantized: bool) -> WeightFormat:
+        """Return the format of a weight with these rows: the one in which all are stored, if any."""
+        forms = {source.form for source in sources}
+        if forms == {None}:
+            return self._quantization if quantized else NONE
+        if len(forms) > 1 or len(columns) < sources[0].shape[1]:
+            raise sources[0].fails("is stored in a format of its own, and cannot be divided or fused")
+        return find_format(*forms)
+
+    def _pack(self, form: WeightFormat, sources: Sequence[StoredTensor], rows: int, columns: range) -> Packed:
+        """Return these columns of all sources, one after another, in a format."""
+        packed: Packed = (self._buffer(rows, len(columns)),) if form is NONE else ()
         first = 0
         for source in sources:
-            for piece in source.column_pieces(columns, self._piece_bytes):
-                to[first : first + len(piece)].copy_(piece)
-                first += len(piece)
-                self._read(piece.nbytes)
+            for piece in source.packed_pieces(columns, self._piece_bytes):
+                parts = piece
+                if source.form is None and form is not NONE:
+                    parts = form.pack(piece[0].to(device=self.device, dtype=self.dtype))
+                if not packed:
+                    packed = tuple(
+                        torch.empty((rows, *part.shape[1:]), dtype=part.dtype, device=self.device)
+                        for part in parts
+                    )
+                last = first + len(parts[0])
+                for whole, part in zip(packed, parts, strict=True):
+                    whole[first:last].copy_(part)
+                first = last
+                self._read(sum(part.nbytes for part in piece))
+        return packed
 
     def _buffer(self, rows: int, columns: int) -> Tensor:
         """Return memory for a linear layer's weight [rows, columns].
@@ -283,7 +308,8 @@ class Weights:
         tensor = self._tensors.pop(name)
         if tensor.shape != shape:
             raise tensor.fails(f"has shape {list(tensor.shape)}, expected {list(shape)}")
-        tensor.floats()
+        if tensor.form is None:
+            tensor.floats()
         self._taken[name] = tensor
         return tensor
 

@@ -1,17 +1,18 @@
-"""Ways to keep the weights of linear layers. A new one needs its module here and an entry in the list."""
+"""Formats in which linear layers keep their weights. A new one needs its module and an entry in the list."""
 
 from fairlead.errors import LoadFailed
-from fairlead.models.linear import Quantization
-from fairlead.models.quantization.float8 import FLOAT8
-from fairlead.models.quantization.int8 import INT8
+from fairlead.models.linear import WeightFormat
+from fairlead.models.quantization.float8 import Float8
+from fairlead.models.quantization.int4 import Int4
+from fairlead.models.quantization.int8 import Int8
 from fairlead.models.quantization.none import NONE
 
-QUANTIZATIONS: dict[str | None, Quantization] = {each.name: each for each in (NONE, FLOAT8, INT8)}
+FORMATS: dict[str | None, WeightFormat] = {each.name: each for each in (NONE, Float8(), Int8(), Int4())}
 
 
-def find_quantization(name: str | None) -> Quantization:
-    """Return the quantization of this name; `LoadFailed` if there is none."""
-    if name not in QUANTIZATIONS:
-        known = " and ".join(name for name in QUANTIZATIONS if name is not None)
+def find_format(name: str | None) -> WeightFormat:
+    """Return the format of this name; `LoadFailed` if there is none."""
+    if name not in FORMATS:
+        known = ", ".join(name for name in FORMATS if name is not None)
         raise LoadFailed(f"quantization {name!r} is not supported ({known} are)")
-    return QUANTIZATIONS[name]
+    return FORMATS[name]

@@ -6,12 +6,12 @@ value. A model's head and the routers of its experts stay exact.
 """
 
 from importlib.util import find_spec
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from fairlead.models.linear import Linear, Quantization
-from fairlead.models.quantization.none import UnquantizedLinear
+from fairlead.models.linear import Linear, Packed
 
 LARGEST = 448.0  # of e4m3; a larger number becomes NaN
 _LEAST_SCALE = 1e-12  # for a row of zeros
@@ -21,13 +21,12 @@ _HAS_TRITON = find_spec("triton") is not None
 
 
 class Float8Linear:
-    """`Linear` for bfloat16, with a weight that it rounds to 8-bit floats."""
+    """`Linear` for bfloat16, with a weight of 8-bit floats, e4m3 [out, in], and scales, float32 [out, 1]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(self, rounded: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = rounded.shape
         self._bias = bias
-        self._scales = _scales(weight)  # [out, 1]
-        self._rounded = _round(weight, self._scales)
+        self._rounded, self._scales = rounded, scales
         self.nbytes = self._rounded.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,12 +42,6 @@ class Float8Linear:
             use_fast_accum=x.is_cuda,
         )
         return result if self._bias is None else result.add_(self._bias)
-
-
-def make_float8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Make a layer of 8-bit floats if the hardware multiplies that shape, else an unquantized one."""
-    fits = all(size % _UNIT == 0 for size in weight.shape)
-    return Float8Linear(weight, bias) if fits else UnquantizedLinear(weight, bias)
 
 
 def round_rows_to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,10 +69,28 @@ def _round(rows: Tensor, scales: Tensor) -> Tensor:
     return (rows.float() / scales).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
-def _refusal(device: torch.device, dtype: torch.dtype) -> str | None:
-    if not multiplies_float8(device):
-        return f"needs a GPU that multiplies 8-bit floats (Hopper), not {device}"
-    return None if dtype == torch.bfloat16 else f"needs dtype bfloat16, not {dtype}"
+@final
+class Float8:
+    """`WeightFormat` of 8-bit floats and a scale for each row."""
 
+    name: ClassVar[str | None] = "fp8"
 
-FLOAT8 = Quantization("fp8", make_float8_linear, _refusal)
+    def refusal(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        if not multiplies_float8(device):
+            return f"needs a GPU that multiplies 8-bit floats (Hopper), not {device}"
+        return None if dtype == torch.bfloat16 else f"needs dtype bfloat16, not {dtype}"
+
+    def suits(self, outputs: int, inputs: int) -> bool:
+        return outputs % _UNIT == 0 and inputs % _UNIT == 0
+
+    def pack(self, rows: Tensor) -> Packed:
+        scales = _scales(rows)
+        return _round(rows, scales), scales
+
+    def unpack(self, packed: Packed, _inputs: int) -> Tensor:
+        rounded, scales = packed
+        return rounded.float() * scales
+
+    def linear(self, packed: Packed, _inputs: int, bias: Tensor | None) -> Linear:
+        rounded, scales = packed
+        return Float8Linear(rounded, scales, bias)

@@ -6,23 +6,25 @@ time here than reading less saves: this is for models that the CPU kernel does n
 and routers stay exact here; the CPU kernel, which reads its head for each token, rounds the first two.
 """
 
+from typing import ClassVar, final
+
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
-from fairlead.models.linear import Quantization
+from fairlead.models.linear import Linear, Packed
 
 LARGEST = 127  # −128 is unused, so that a weight and its opposite are rounded alike
 _LEAST_SCALE = 1e-37  # a smaller scale has no inverse in float32: such a row becomes all zeros
 
 
 class Int8Linear:
-    """`Linear` with a weight that it rounds to 8-bit integers."""
+    """`Linear` with a weight of integers, int8 [out, in], and scales, float32 [out]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
+    def __init__(self, rounded: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = rounded.shape
         self._bias = bias
-        self._rounded, self._scales = round_rows(weight)
+        self._rounded, self._scales = rounded, scales
         self.nbytes = self._rounded.nbytes + self._scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -38,8 +40,25 @@ def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (rows * factors[:, None]).round_().to(torch.int8), scales
 
 
-def _refusal(device: torch.device, _dtype: torch.dtype) -> str | None:
-    return None if device.type == "cpu" else f"needs a CPU, not {device}"
+@final
+class Int8:
+    """`WeightFormat` of 8-bit integers and a scale for each row."""
 
+    name: ClassVar[str | None] = "int8"
 
-INT8 = Quantization("int8", Int8Linear, _refusal)
+    def refusal(self, device: torch.device, _dtype: torch.dtype) -> str | None:
+        return None if device.type == "cpu" else f"needs a CPU, not {device}"
+
+    def suits(self, _outputs: int, _inputs: int) -> bool:
+        return True
+
+    def pack(self, rows: Tensor) -> Packed:
+        return round_rows(rows)
+
+    def unpack(self, packed: Packed, _inputs: int) -> Tensor:
+        rounded, scales = packed
+        return rounded * scales[:, None]
+
+    def linear(self, packed: Packed, _inputs: int, bias: Tensor | None) -> Linear:
+        rounded, scales = packed
+        return Int8Linear(rounded, scales, bias)

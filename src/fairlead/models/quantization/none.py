@@ -1,10 +1,12 @@
 """Linear layers with unchanged weights."""
 
+from typing import ClassVar, final
+
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
-from fairlead.models.linear import Quantization
+from fairlead.models.linear import Linear, Packed
 
 
 class UnquantizedLinear:
@@ -39,4 +41,26 @@ def _onednn_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
 
 
-NONE = Quantization(None, UnquantizedLinear, lambda _device, _dtype: None)
+@final
+class Unquantized:
+    """`WeightFormat` of the model's own dtype."""
+
+    name: ClassVar[str | None] = None
+
+    def refusal(self, _device: torch.device, _dtype: torch.dtype) -> str | None:
+        return None
+
+    def suits(self, _outputs: int, _inputs: int) -> bool:
+        return True
+
+    def pack(self, rows: Tensor) -> Packed:
+        return (rows,)
+
+    def unpack(self, packed: Packed, _inputs: int) -> Tensor:
+        return packed[0].float()
+
+    def linear(self, packed: Packed, _inputs: int, bias: Tensor | None) -> Linear:
+        return UnquantizedLinear(packed[0], bias)
+
+
+NONE = Unquantized()
