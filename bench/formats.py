@@ -3,9 +3,9 @@
     python bench/formats.py [MODEL] [--texts 32] [--tokens 256] [--json bench/results/formats.json]
 
 The loss is the mean Kullback–Leibler divergence of the next token's distribution from bfloat16's, in nats,
-and the share of tokens at which the most probable token is another one. The texts are the model's own, drawn at
-temperature 1 in bfloat16 after a first token, so that no data set is needed. MODEL is a folder; without it, the
-demonstration model is measured. It is small: larger models lose less.
+and the share of tokens at which the most probable token is another one. The texts are the model's own, drawn
+at temperature 1 in bfloat16 after a first token, so that no data set is needed. MODEL is a folder; without
+it, the demonstration model is measured. It is small: larger models lose less.
 """
 
 import argparse
