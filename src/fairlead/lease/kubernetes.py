@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
 import msgspec
 import trio
 
 from fairlead.config.lease import ClusterAccess
+from fairlead.errors import NodeFailed
+from fairlead.http.client import ResponseTooLarge, Upstream
 from fairlead.lease.contender import LeaseRecord, Replace
 from fairlead.lease.lease import StoreFailed, reason_of
 
@@ -27,8 +28,8 @@ _MOST_TRANSITIONS = 2**31 - 1  # `leaseTransitions` is an int32
 class KubernetesStore:
     """A session with the API server. The token is read for each request, because Kubernetes replaces it."""
 
-    def __init__(self, client: httpx.AsyncClient, access: ClusterAccess, namespace: str, name: str) -> None:
-        self._client = client
+    def __init__(self, server: Upstream, access: ClusterAccess, namespace: str, name: str) -> None:
+        self._server = server
         self._access = access
         self._namespace = namespace
         self._name = name
@@ -94,22 +95,23 @@ class KubernetesStore:
         """Return the object of the answer, or None for the two statuses. Raises `StoreFailed`."""
         try:
             token = (await trio.Path(self._access.token_file).read_text()).strip()
-            async with self._client.stream(
-                method, path, json=body, headers={"Authorization": f"Bearer {token}"}
+            content = b"" if body is None else msgspec.json.encode(body)
+            headers = {"Authorization": f"Bearer {token}"}
+            async with self._server.exchange(
+                method, path, content, headers=headers, within_s=_TIMEOUT_S
             ) as response:
-                text = b""
-                async for part in response.aiter_bytes():
-                    # What exceeds the limit is read, too, because httpx's generator must be exhausted.
-                    if len(text) <= ANSWER_BYTES:
-                        text += part
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+                text = await response.read_all(ANSWER_BYTES)
+        except ResponseTooLarge as error:
+            raise StoreFailed("Kubernetes: the answer is too large") from error
+        except NodeFailed as error:
+            raise StoreFailed(error.message) from error
+        except (OSError, UnicodeError) as error:
             raise StoreFailed(f"Kubernetes: {reason_of(error)}") from error
-        if len(text) > ANSWER_BYTES:
-            raise StoreFailed("Kubernetes: the answer is too large")
-        if response.status_code in (missing, conflict):
+        status = response.head.status
+        if status in (missing, conflict):
             return None
-        if not response.is_success:
-            raise StoreFailed(f"Kubernetes: {method} {path}: status {response.status_code}")
+        if not 200 <= status < 300:
+            raise StoreFailed(f"Kubernetes: {method} {path}: status {status}")
         try:
             return msgspec.json.decode(text, type=dict[str, Any])
         except msgspec.DecodeError as error:
@@ -129,12 +131,11 @@ async def connect(access: ClusterAccess, name: str) -> AsyncIterator[KubernetesS
     """Open a session. Raises `StoreFailed`."""
     try:
         namespace = (await trio.Path(access.namespace_file).read_text()).strip()
-        verify = (
-            ssl.create_default_context(cafile=access.ca_file) if access.url.startswith("https:") else False
-        )
-    except (OSError, UnicodeError) as error:
+        tls = ssl.create_default_context(cafile=access.ca_file) if access.url.startswith("https:") else None
+        server = Upstream(access.url, name="Kubernetes", tls=tls)
+    except (OSError, UnicodeError, ValueError) as error:
         raise StoreFailed(f"Kubernetes: {error}") from error
-    async with httpx.AsyncClient(
-        base_url=access.url, verify=verify, trust_env=False, timeout=_TIMEOUT_S
-    ) as client:
-        yield KubernetesStore(client, access, namespace, name)
+    try:
+        yield KubernetesStore(server, access, namespace, name)
+    finally:
+        server.close()
