@@ -97,7 +97,7 @@ def test_configured_number_of_connections_is_used_if_descriptors_suffice():
 
 def test_connections_share_the_descriptors_beyond_the_reserve():
     share = descriptors.share(config(), descriptors=1024, in_use=12)
-    assert share == descriptors.Share(connections=374, descriptors=1024, reserved=276)
+    assert share == descriptors.Share(connections=372, descriptors=1024, reserved=280)
 
 
 def test_models_and_nodes_add_to_the_reserve():

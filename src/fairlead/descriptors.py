@@ -27,8 +27,9 @@ MOST_ON_MACOS = 10240
 
 # A client's socket, and a job's connection to a node.
 PER_CONNECTION = 2
-# A child has four: a socket, two pipes, and a handle of the process. Starting one takes as many again.
-PER_MODEL = 8
+# A child has six: two sockets, their folder's lock, two pipes, and a handle of the process. Starting one
+# takes as many again.
+PER_MODEL = 12
 # Probes, and the idle connections that are kept. A command's server counts as a model and as a node.
 PER_NODE = SPARE_CONNECTIONS + MAX_IDLE
 # Logs, configuration and model files, memory measurements, and the sockets of a hub's library.

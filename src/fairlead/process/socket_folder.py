@@ -23,9 +23,8 @@ def socket_folder() -> Iterator[str]:
 
     Raises `OSError`.
     """
-    os.close(
-        os.open(os.devnull, os.O_RDONLY)
-    )  # else `tempfile` reports a lack of descriptors as one of folders
+    # `tempfile` would report a lack of descriptors as a lack of folders.
+    os.close(os.open(os.devnull, os.O_RDONLY))
     _remove_abandoned(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
