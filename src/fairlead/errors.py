@@ -303,6 +303,12 @@ class NodeRefused(FairleadError):
         self.body = body
 
 
+class QuotaExhausted(NodeRefused):
+    """The node's account has no quota left. Its status may be 429, but waiting does not help."""
+
+    should_retry = False
+
+
 class LoadFailed(FairleadError):
     """The model could not be loaded; the message has the reason."""
 

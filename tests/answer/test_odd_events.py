@@ -313,6 +313,7 @@ ERRORS = [
     ({"error": {"message": "bad", "code": 404}}, NodeUnsuited, None),
     ({"error": {"message": "bad", "code": 429}}, NodeLimited, None),
     ({"error": {"message": "bad", "code": "rate_limit_exceeded"}}, NodeLimited, None),
+    ({"error": {"message": "bad", "code": "insufficient_quota"}}, NodeUnsuited, None),
     ({"error": {"message": "bad", "code": 503}}, NodeFull, None),
     ({"type": "error", "error": {"type": "overloaded_error", "message": "bad"}}, NodeFull, None),
     ({"error": {"message": "bad", "code": 500}}, RelayFailed, None),
@@ -433,7 +434,8 @@ async def test_any_oddities_at_any_cut_leave_the_text_and_one_end(data):
     reasons = st.sampled_from([None, None, "", "null", "stop", "length", "odd"])
     events = [piece(word, data.draw(reasons), index) for index, word in words]
     events += [piece(None, "stop", index) for index in range(n) if data.draw(st.booleans())]
-    events = events or [piece("", role="assistant")]  # a stream of nothing else is no answer
+    if not events:  # else no event is a part of an answer, which is a failure
+        events.append(piece(None, "stop"))
     for odd, place in data.draw(
         st.lists(st.tuples(st.sampled_from(ALL_NOISE), st.integers(0, len(events))), max_size=5)
     ):
@@ -468,3 +470,26 @@ async def test_noise_at_any_cut_changes_no_stream(stream, odd, cuts):
     edges = [0, *sorted({cut for cut in cuts if cut < len(body)}), len(body)]
     reads = [body[begin:end] for begin, end in pairwise(edges)]
     assert await relayed(reads, path=path, n=n) == await relayed(events, path=path, n=n)
+
+
+# Streams of another API ------------------------------------------------------------------------------
+
+MESSAGES = stream_events("/v1/messages", {}, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "path", "events", "named"),
+    [
+        (relayed, "/v1/messages", answer(), '"delta": {"content": "", "role": "assistant"}'),
+        (relayed, "/v1/responses", answer(), '"delta": {"content": "", "role": "assistant"}'),
+        *((run, CHAT, MESSAGES[:1], "message_start") for run in (relayed, translated)),
+        *((run, path, [], "an empty stream") for run, path in RUNS),
+    ],
+)
+async def test_stream_in_the_format_of_another_api_is_a_failure_that_names_what_came(
+    run, path, events, named
+):
+    before_done = [each for each in events if each != DONE]
+    with pytest.raises(RelayFailed, match="stub did not answer in the format of its API") as raised:
+        await run([*before_done, DONE], path=path)
+    assert named in raised.value.message

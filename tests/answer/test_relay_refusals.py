@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from fairlead.config import ConfigError, NodeConfig
-from fairlead.errors import NodeFull, NodeRefused, NodeUnsuited
+from fairlead.errors import NodeFull, NodeLimited, NodeRefused, NodeUnsuited, QuotaExhausted
 from nodes.listening import RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.stub_server import whole
 
@@ -75,6 +75,21 @@ async def test_other_503_is_a_full_node_too(monkeypatch, body):
     assert isinstance(error, NodeFull)
     assert " answered 503" in error.message
     assert [report[0] for report in reports] == ["up"]
+
+
+@pytest.mark.parametrize(
+    ("member", "kind"),
+    [({"code": "insufficient_quota"}, NodeUnsuited), ({"type": "insufficient_quota"}, NodeUnsuited)]
+    + [({"code": value}, NodeLimited) for value in ("rate_limit_exceeded", None, 429)],
+)
+async def test_job_does_not_wait_for_a_node_without_quota(monkeypatch, member, kind):
+    body = json.dumps({"error": {"message": "pay", **member}}).encode()
+    error, reports = await refused(monkeypatch, 429, body, "Retry-After: 7\r\n")
+    assert type(error) is kind
+    assert [report[0] for report in reports] == ["up"]
+    if kind is NodeUnsuited:
+        assert (type(error.answer), error.answer.status) == (QuotaExhausted, 429)
+        assert "pay" in error.answer.message
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "1e3", "٣", "9" * 40, ""])

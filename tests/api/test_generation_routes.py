@@ -20,11 +20,12 @@ from fairlead.api.request_auth import RequestAuth
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError, InvalidRequest
+from fairlead.http.content_coding import REQUEST_CODINGS
 from fairlead.job import Delta
 from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.key_quotas import LocalQuotas
 from fairlead.text.model import TextModel
-from nodes.coded import CODINGS, ENCODE
+from nodes.coded import ENCODE
 
 COMPLETIONS = "/v1/completions"
 
@@ -77,7 +78,7 @@ async def test_body_that_is_not_sent_times_out():
     assert (answer.status, answer.error["code"]) == (408, "body_timeout")
 
 
-@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("coding", REQUEST_CODINGS)
 async def test_encoded_body_is_decoded(coding):
     async with serving(served(echo)) as server:
         answer = await server.fetch(post(ENCODE[coding](b"hello"), "/", f"Content-Encoding: {coding}"))

@@ -24,7 +24,7 @@ ENCODE: dict[str, Callable[[bytes], bytes]] = {
     "deflate": zlib.compress,
     "zstd": zstd.compress,
 }
-CODINGS = [coding for coding in ENCODE if coding != "deflate"]  # of requests
+CODINGS = list(ENCODE)
 ENCODERS = {coding: (coding, encode) for coding, encode in ENCODE.items()} | {
     "raw deflate": ("deflate", _raw_deflate)
 }

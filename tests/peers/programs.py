@@ -45,6 +45,7 @@ class Program:
 
     `key`: the API key that it requires; None: none.
     `log`: the file with its output.
+    `start_s`: how long its start may take, in seconds.
     """
 
     command: Sequence[str]
@@ -53,6 +54,7 @@ class Program:
     environment: dict[str, str] = field(default_factory=dict)
     key: str | None = None
     process: subprocess.Popen[bytes] | None = None
+    start_s: float = START_S
 
     @property
     def url(self) -> str:
@@ -69,7 +71,7 @@ class Program:
                 env=os.environ | self.environment,
                 start_new_session=True,  # so that its own processes end with it
             )
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self.start_s
         while not _is_open(self.port):
             assert self.process.poll() is None, self.log.read_text()
             if time.monotonic() > deadline:
@@ -99,6 +101,8 @@ def missing(name: str) -> str:
     """Return why the program cannot run here; empty if it can."""
     if name in ("nginx", "caddy", "haproxy"):
         return "" if shutil.which(name) else f"{name} is not installed"
+    if name == "vllm":
+        return "" if shutil.which(name) else "vllm is not installed"
     modules = {"llama.cpp": ("xllamacpp", "gguf"), "ollama": ("ollama",), "anthropic": ("anthropic",)}
     if name == "litellm":
         return "" if shutil.which("litellm") and _has_proxy() else "litellm[proxy] is not installed"
@@ -240,12 +244,28 @@ def llama_cpp(folder: Path, _target: str) -> Program:
     return Program(command, port, folder / "llama_cpp.log", key="sk-llama")
 
 
-def fairlead(folder: Path, _target: str) -> Program:
-    """Return another Fairlead with two slots, a queue of one job, and a model for long answers."""
-    port, file, model = free_port(), folder / "node.yaml", folder / "model"
+def vllm(folder: Path, _target: str) -> Program:
+    """Return vLLM's server on a CPU, with the model for long answers."""
+    port, model = free_port(), _model_for_long_answers(folder)
+    command = ["vllm", "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--max-num-seqs", str(SLOTS), "--api-key", "sk-vllm"]
+    command += ["--dtype", "float32", "--enforce-eager"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return Program(command, port, folder / "vllm.log", quiet, "sk-vllm", start_s=300.0)
+
+
+def _model_for_long_answers(folder: Path) -> Path:
+    model = folder / "model"
     shutil.copytree(demonstration_model(), model)
     shape = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 16_384}))
+    return model
+
+
+def fairlead(folder: Path, _target: str) -> Program:
+    """Return another Fairlead with two slots, a queue of one job, and a model for long answers."""
+    port, file, model = free_port(), folder / "node.yaml", _model_for_long_answers(folder)
     settings = {
         "apiKeys": [{"key": "sk-node", "user": "front", "trusted": True}],
         "models": {MODEL: {"path": str(model), "preload": True, "slots": SLOTS}},
@@ -259,5 +279,9 @@ def fairlead(folder: Path, _target: str) -> Program:
 
 PROXIES: dict[str, Callable[[Path, str], Program]] = {"nginx": nginx, "caddy": caddy, "haproxy": haproxy}
 ROUTERS = PROXIES | {"litellm": litellm}
-ENGINES: dict[str, Callable[[Path, str], Program]] = {"llama.cpp": llama_cpp, "fairlead": fairlead}
+ENGINES: dict[str, Callable[[Path, str], Program]] = {
+    "llama.cpp": llama_cpp,
+    "vllm": vllm,
+    "fairlead": fairlead,
+}
 SHAPES = ("anthropic", "ollama")

@@ -18,7 +18,7 @@ from peers.programs import ENGINES, ROUTERS, SLOTS, Program, missing
 NODE_KEY = "sk-backend"
 KEEP_ALIVE_S = 1
 PROBE_S = 0.2
-ENDLESS = {"llama.cpp": 16_000, "fairlead": 16_000}  # tokens of answers that last for seconds
+ENDLESS = {"llama.cpp": 16_000, "vllm": 16_000, "fairlead": 16_000}  # tokens of answers that last for seconds
 
 
 def marks(name: str, place: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -56,6 +56,10 @@ class Rig:
         if self.name == "llama.cpp":
             slots = httpx.get(f"{program.url}/slots", headers=headers).json()
             return sum(slot["is_processing"] for slot in slots)
+        if self.name == "vllm":
+            metrics = httpx.get(f"{program.url}/metrics").text
+            lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{")]
+            return int(sum(float(line.rpartition(" ")[2]) for line in lines))
         return int(httpx.get(f"{program.url}/queue", headers=headers).json()["running"])
 
     def slow_down(self, *, first_s: float = 0, pause_s: float = 0) -> None:

@@ -14,7 +14,7 @@ from peers.backend import ARGUMENTS, TEXT, TOOL, WORDS
 from peers.programs import BODY_BYTES, ENGINES, PROXIES, READ_TIMEOUT_S, ROUTERS, SHAPES, SLOTS
 from peers.rigs import PROBE_S, Rig, as_node, fairlead, in_front, marks, peer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NODES = (*ROUTERS, *ENGINES, *SHAPES)
 UNAWARE = ("litellm", "llama.cpp")  # these finish an answer without `stream` whose client has left

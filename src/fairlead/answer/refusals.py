@@ -1,8 +1,8 @@
 """What another server's error means for the job: who is at fault, and whether another attempt may help.
 
 - 503, 429 and 529: the server is full for this model. So is a Fairlead that loads or unloads the model.
-- 401, 402, 403, 404, 405 and 407, and 429 because its key's money is used up: its key or its set-up does not
-  serve the request; another server may.
+- 401, 402, 403, 404, 405 and 407: its key or its set-up does not serve the request; another server may.
+- 429 because the money of its key is used up (`NO_QUOTA`): waiting does not help; another server may.
 - Other 4xx, and 501: the request is at fault, and the client gets the answer.
 - All others: this attempt has failed.
 
@@ -18,7 +18,15 @@ import msgspec
 
 from fairlead.answer.reported import decoded, excerpt, seconds
 from fairlead.answer.upstream_stream import RelayFailed
-from fairlead.errors import FairleadError, ModelUnloaded, NodeFull, NodeLimited, NodeRefused, NodeUnsuited
+from fairlead.errors import (
+    FairleadError,
+    ModelUnloaded,
+    NodeFull,
+    NodeLimited,
+    NodeRefused,
+    NodeUnsuited,
+    QuotaExhausted,
+)
 from fairlead.http.response_parser import ResponseHead
 from fairlead.upstream_events import UpstreamError
 
@@ -38,15 +46,15 @@ UNSUITED = frozenset(
         HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
     }
 )
-# Codes of a 429 that no waiting ends: the key has no money left. OpenAI, and LiteLLM for its own keys.
-EXHAUSTED = frozenset({"insufficient_quota", "billing_hard_limit_reached", "budget_exceeded"})
+# Codes and types of OpenAI, and of LiteLLM for its own keys.
+NO_QUOTA = frozenset({"insufficient_quota", "billing_hard_limit_reached", "budget_exceeded"})
 KEY_REJECTED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED})
 
 
 class _Reason(msgspec.Struct):
     code: str | int | None = None
-    kind: Any = None
     message: Any = None
+    type: str | None = None
 
 
 class _Refusal(msgspec.Struct):
@@ -75,10 +83,10 @@ def refusal(name: str, head: ResponseHead, body: bytes, *, is_shown: bool) -> Fa
     """
     reason = _reason(body)
     told = reason.message if isinstance(reason.message, str) else None
-    shown = body if is_shown and _is_error(head, body) else b""
     message = _message(name, head.status, body if is_shown or told is None else told)
-    if head.status == HTTPStatus.TOO_MANY_REQUESTS and not EXHAUSTED.isdisjoint((reason.code, reason.kind)):
-        return NodeUnsuited.of(NodeRefused(message, status=head.status, body=shown))
+    shown = body if is_shown and _is_error(head, body) else b""
+    if head.status == HTTPStatus.TOO_MANY_REQUESTS and NO_QUOTA & {reason.code, reason.type}:
+        return NodeUnsuited.of(QuotaExhausted(message, status=head.status, body=shown))
     if head.status in FULL or (head.status == HTTPStatus.CONFLICT and reason.code == ModelUnloaded.code):
         return _full(name, head.status, told or body, retry_after_s(head))
     return _refused(name, head.status, message, shown)
@@ -156,9 +164,8 @@ def _reason(body: bytes) -> _Reason:
     if refused is None:
         return _Reason()
     if isinstance(refused.error, dict):
-        code = refused.error.get("code")
+        code, kind = refused.error.get("code"), refused.error.get("type")
         known = code if isinstance(code, str | int) else None
-        kind = refused.error.get("type")
-        return _Reason(known, kind if isinstance(kind, str) else None, refused.error.get("message"))
+        return _Reason(known, refused.error.get("message"), kind if isinstance(kind, str) else None)
     texts = (refused.error, refused.message, refused.detail)
     return _Reason(message=next((text for text in texts if isinstance(text, str)), None))

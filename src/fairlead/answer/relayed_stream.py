@@ -9,7 +9,6 @@ from typing import NamedTuple
 from fairlead.answer.refusals import late_refusal
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
-from fairlead.http.server_sent_events import END_MARK, event_data
 from fairlead.job import Delta, Job
 from fairlead.upstream_events import Splitter, UpstreamEvent, UpstreamReader
 
@@ -46,7 +45,8 @@ class RelayedStream(UpstreamStream):
     stream is complete, because no other node can repeat an answer that has ended.
 
     Some servers end a choice in every chunk, with an empty word, or never. The client gets all of the text,
-    and one end behind it. An event that says nothing of the answer is dropped: the client may fail for it.
+    and one end behind it. An event that says nothing of the answer is dropped: the client may fail for it. A
+    stream of nothing else, such as one in the format of another API, is a failure.
 
     `event_bytes` bounds one event, and all events that are held back.
     """
@@ -60,7 +60,6 @@ class RelayedStream(UpstreamStream):
         self._buffered_bytes = 0
         self._dropped_bytes = 0  # since the latest text
         self._dropped_at = 0  # tokens
-        self._has_dropped = False  # events with data
         self._beginning: list[bytes] = []
         self._pending: _Pending | None = None
         self._held: dict[int, _End] = {}  # by choice
@@ -111,6 +110,10 @@ class RelayedStream(UpstreamStream):
         if event.generated is not None:
             self._reported = event.generated
         self._is_complete = self._is_complete or event.is_end
+        # Neither a comment nor `[DONE]`, which end streams of other APIs, too.
+        self._has_answer = (
+            self._has_answer or event.index is not None or (b"data:" in raw and not event.is_end)
+        )
         if not event.text:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
@@ -163,8 +166,8 @@ class RelayedStream(UpstreamStream):
 
     def _drop(self, raw: bytes) -> None:
         """Drop an event that says nothing. Their bytes are bounded between two texts, not in all."""
+        self._first_noise = self._first_noise or raw
         self._check_silence()
-        self._has_dropped = self._has_dropped or bool(event_data(raw))
         if self._dropped_at != self._tokens:
             self._dropped_at, self._dropped_bytes = self._tokens, 0
         self._dropped_bytes += len(raw) + BUFFERED_EVENT_BYTES
@@ -199,10 +202,6 @@ class RelayedStream(UpstreamStream):
 
     def _finish(self) -> None:
         """Put the ends that were held back, and correct the token count to the server's, if plausible."""
-        is_empty = not (self._latest or self._held) and all(event_data(raw) == END_MARK for raw in self._tail)
-        if is_empty and self._has_dropped:
-            # Some servers answer in OpenAI's chunks whatever the route is, and end with the same mark.
-            raise RelayFailed(f"{self._name} sent no event of an answer to {self._job.path}")
         for index in range(self._choices):
             if index not in self._held and (missing := self._missing_end(index)):
                 self._held[index] = _End(missing, "")

@@ -10,6 +10,7 @@ from fairlead.answer.refusals import late_refusal
 from fairlead.answer.reported import BYTES_A_TOKEN, allowed_tokens, generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
+from fairlead.http.server_sent_events import is_comment
 from fairlead.job import CHAT_DIALECT, CallPiece, ChatRelay, Delta, FinishReason, Job, Translation
 from fairlead.upstream_events import UpstreamCall, UpstreamChat, UpstreamChoice, UpstreamUsage
 
@@ -29,6 +30,10 @@ class TranslatedStream(UpstreamStream):
     def _read(self, event: bytes) -> None:
         content = self._answer.read(self._read_event, event, has_begun=self._tokens > 0)
         self._is_complete = self._is_complete or content.is_end
+        if content.choices or content.usage is not None:
+            self._has_answer = True
+        elif not (content.is_end or is_comment(event)):
+            self._first_noise = self._first_noise or event
         tokens = self._tokens
         for choice, delta in self._answer.deltas(content):
             self._count("".join(choice.texts), 1)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 import trio
 
-from fairlead.answer.reported import generated_tokens
+from fairlead.answer.reported import excerpt, generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamResponse
@@ -36,6 +36,8 @@ class UpstreamStream(ABC):
         self._event_bytes = event_bytes
         self._ends: dict[int, FinishReason] = {}
         self._is_complete = False
+        self._has_answer = False  # an event has been a part of one
+        self._first_noise = b""  # the first event that is not
         self._tokens = 0
         self._text_bytes = 0
         self._silent_events = 0
@@ -58,6 +60,9 @@ class UpstreamStream(ABC):
             if not self._is_readable(rest):
                 raise RelayFailed(f"{self._name} ended a stream before its end")
             await self._take(rest)  # only its empty line is missing, often that of the last `[DONE]`
+        if not self._has_answer and (self._is_complete or self._first_noise):
+            sent = excerpt(self._first_noise) or "an empty stream"
+            raise RelayFailed(f"{self._name} did not answer in the format of its API: it sent {sent}")
         if not self._is_complete and len(self._ends) < self._choices:
             raise RelayFailed(f"{self._name} ended a stream before its end")
         self._finish()
@@ -83,7 +88,7 @@ class UpstreamStream(ABC):
 
     @abstractmethod
     def _read(self, event: bytes) -> None:
-        """Put one event, or hold it back. Set `_is_complete`, and `_ends` by choice."""
+        """Put one event, or hold it back. Set `_is_complete`, `_has_answer`, and `_ends` by choice."""
 
     @abstractmethod
     def _is_readable(self, event: bytes) -> bool:

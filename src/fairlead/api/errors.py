@@ -91,7 +91,8 @@ def public_error(raised: Exception) -> FairleadError:
 
 def _headers(error: FairleadError) -> dict[str, str]:
     retry_after_s = error.retry_after_s
-    if retry_after_s is None and (error.status in {429, 503} or isinstance(error, ModelUnloaded)):
+    may_be_retried = error.status in {429, 503} or isinstance(error, ModelUnloaded)
+    if retry_after_s is None and may_be_retried and error.should_retry is not False:
         retry_after_s = DEFAULT_RETRY_AFTER_S
     hints = {
         "Retry-After": retry_after_s,

@@ -17,7 +17,7 @@ else:
 PIECE_BYTES = 64 * 1024
 # A content may be several members or frames; each needs a new decompressor.
 MEMBERS = 100
-# What clients are told to use, the better one first.
+# What requests may have, the better one first.
 REQUEST_CODINGS = ("zstd", "gzip")
 # The logarithm of the most memory for a frame of zstd: 8 MiB.
 WINDOW_LOG = 23
@@ -95,6 +95,7 @@ _DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {
     "deflate": _Deflate,
     "zstd": _zstd,
 }
+ANSWER_CODINGS = frozenset(_DECOMPRESSORS)
 
 
 class ContentDecoder:
@@ -140,15 +141,15 @@ class ContentDecoder:
             raise InvalidContent(f"{self._coding} content that ends too early")
 
 
-def decoder_of(header: str, codings: Collection[str] = _DECOMPRESSORS.keys()) -> ContentDecoder | None:
-    """Return the decoder for a `Content-Encoding`, one of `codings`; None if the content is not encoded.
+def decoder_of(header: str, known: Collection[str] = ANSWER_CODINGS) -> ContentDecoder | None:
+    """Return the decoder for a `Content-Encoding`; None if the content is not encoded.
 
-    Raises `ValueError` for another coding, or several: compressing twice helps only attackers.
+    Raises `ValueError` for a coding that is not known, or several: compressing twice helps only attackers.
     """
     named = (part.strip().lower().removeprefix("x-") for part in header.split(","))
-    given = [coding for coding in named if coding not in ("", "identity")]
-    if not given:
+    codings = [coding for coding in named if coding not in ("", "identity")]
+    if not codings:
         return None
-    if len(given) > 1 or given[0] not in codings:
+    if len(codings) > 1 or codings[0] not in known:
         raise ValueError(f"the content coding {header.strip()[:40]!r}, which is not known")
-    return ContentDecoder(given[0])
+    return ContentDecoder(codings[0])
