@@ -38,6 +38,7 @@ from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.forward import Forward, TorchForward
 from fairlead.engine.inputs import Inputs
 from fairlead.models.architecture import ArchitectureSpec
+from fairlead.models.checkpoint import open_checkpoint
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.network import Network
 from fairlead.models.registry import read_built_in
@@ -184,7 +185,7 @@ def load_implementations(
     dtype, device = getattr(torch, options.dtype), torch.device("cpu")
     sequences, length = max(BATCHES), max(CONTEXTS) + STEPS
     blocks = sequences * -(-length // BLOCK_SIZE)
-    with Weights(directory, dtype=dtype, device=device) as weights:
+    with Weights(open_checkpoint(directory), dtype=dtype, device=device) as weights:
         step = CpuStep.load(
             spec,
             weights,
@@ -197,7 +198,7 @@ def load_implementations(
     name = ", ".join(filter(None, ("kernel", step.model.variant, options.quantization)))
     implementations = [Implementation(name, step, sequences, length)]
     if options.torch:
-        with Weights(directory, dtype=dtype, device=device) as weights:
+        with Weights(open_checkpoint(directory), dtype=dtype, device=device) as weights:
             model = Network(spec, weights)
         cache = KVCache(spec, blocks=(blocks,), block_size=BLOCK_SIZE, dtype=dtype, device=device)
         implementations.append(Implementation("torch", TorchForward(model, cache), sequences, length))

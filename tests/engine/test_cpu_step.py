@@ -10,6 +10,7 @@ from fairlead.engine.cpu_step import CpuStep, refusal, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
+from fairlead.models.checkpoint import open_checkpoint
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.registry import read_built_in
 from fairlead.models.weights import Weights
@@ -49,7 +50,7 @@ def load_step(directory, dtype, **options):
     config = CheckpointConfig.read(directory / "config.json")
     spec = read_built_in(config)
     assert refusal(spec, dtype) is None
-    with Weights(directory, dtype=dtype, device=torch.device("cpu")) as weights:
+    with Weights(open_checkpoint(directory), dtype=dtype, device=torch.device("cpu")) as weights:
         step = CpuStep.load(spec, weights, **{"threads": 2, "max_batched_tokens": 64, **options})
         weights.finish()
     return step

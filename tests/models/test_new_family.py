@@ -21,6 +21,7 @@ from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.models.architecture import ArchitectureSpec, TensorNames, read_architecture
+from fairlead.models.checkpoint import open_checkpoint
 from fairlead.models.loader import load_model, read_source
 from fairlead.models.network import Network
 from fairlead.models.registry import ARCHITECTURES
@@ -191,7 +192,7 @@ def test_value_that_a_backend_does_not_know_is_refused(directory, field):
         lambda weights: CpuStep.load(spec, weights, threads=1, max_batched_tokens=16),
     ):
         with (
-            Weights(directory, dtype=torch.float32, device=CPU) as weights,
+            Weights(open_checkpoint(directory), dtype=torch.float32, device=CPU) as weights,
             pytest.raises(LoadFailed, match=f"cannot run this model: {reason}"),
         ):
             load_backend(weights)
@@ -208,7 +209,7 @@ def test_gpu_layers_leave_a_model_with_an_unknown_value_to_torch(directory, fiel
 def test_unknown_kind_of_rotary_embedding_is_refused(directory):
     spec = read_source(directory, device=CPU).spec
     spec = msgspec.structs.replace(spec, ropes=(Rope(theta=1e4, kind="spiral"),) * spec.layers)
-    with Weights(directory, dtype=torch.float32, device=CPU) as weights:
+    with Weights(open_checkpoint(directory), dtype=torch.float32, device=CPU) as weights:
         with pytest.raises(LoadFailed, match="'spiral' are not supported"):
             Network(spec, weights)
         with pytest.raises(LoadFailed, match="'spiral' are not supported"):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import open_checkpoint
 from fairlead.models.loader import load_model
 from fairlead.models.pooler import Pooler
 from fairlead.models.pooling import Pooling, read_pooling
@@ -49,11 +50,11 @@ def save_modules(directory, modules, **config):
     ],
 )
 def test_pooling_is_read_from_the_model_files(modules, config, expected, tmp_path):
-    assert expected == read_pooling(save_modules(tmp_path, modules, **config))
+    assert expected == read_pooling(open_checkpoint(save_modules(tmp_path, modules, **config)))
 
 
 def test_model_without_pooling_files_has_no_pooling(tmp_path):
-    assert read_pooling(tmp_path) is None
+    assert read_pooling(open_checkpoint(tmp_path)) is None
 
 
 MEAN = {"pooling_mode_mean_tokens": True}
@@ -81,7 +82,7 @@ DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformer
 )
 def test_unsupported_pooling_is_refused_with_the_file(modules, config, problem, tmp_path):
     with pytest.raises(LoadFailed) as caught:
-        read_pooling(save_modules(tmp_path, modules, **config))
+        read_pooling(open_checkpoint(save_modules(tmp_path, modules, **config)))
     assert str(tmp_path) in caught.value.message
     assert problem in caught.value.message
 

@@ -13,6 +13,7 @@ from engine.test_cpu_step import CONFIGS, relative_error
 from fairlead.engine.cpu_step import CpuStep
 from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import open_checkpoint
 from fairlead.models.quantization import FORMATS
 from fairlead.models.quantization.int4 import Int4, Int4Linear
 from fairlead.models.quantization.int8 import Int8Linear
@@ -153,7 +154,7 @@ def weights_of(tmp_path):
         save_file({f"{name}.weight": each for name, each in rows.items()}, tmp_path / "model.safetensors")
         file = TensorFile(tmp_path / "model.safetensors")
         options = {"dtype": torch.float32, "device": CPU, "quantization": FORMATS[quantization]}
-        weights = Weights(tmp_path, **options)
+        weights = Weights(open_checkpoint(tmp_path), **options)
         for name, form in forms.items():
             if form is not None:
                 weights._tensors[f"{name}.weight"] = stored(f"{name}.weight", form, rows[name], file)

@@ -1,7 +1,7 @@
 """What Ollama's routes report of a model: from its files, which are read once."""
 
-import struct
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -13,10 +13,11 @@ import msgspec
 
 from fairlead.answer.reported import decoded
 from fairlead.config import AnyModelConfig, CommandConfig
+from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import CONFIG, open_checkpoint
 from fairlead.text.model import TextModel
 from fairlead.text.settings import GenerationDefaults
 
-_MAX_HEADER_BYTES = 100 * 1024 * 1024
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 # Members of `model_info`, by keys of Hugging Face's config.json.
 _INFO = {
@@ -29,15 +30,6 @@ _INFO = {
 }
 
 _decode_config = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-
-
-_decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 
 @dataclass(frozen=True)
@@ -83,24 +75,18 @@ NO_FILES = ModelFiles()
 
 @lru_cache(256)
 def read_files(path: Path, created: int) -> ModelFiles:  # noqa: ARG001  # a changed directory is read again
-    """Return what the files of a model show. Those that cannot be read are left out."""
-    size = parameters = 0
+    """Return what a model's checkpoint shows. What cannot be read is left out."""
     dtypes: Counter[str] = Counter()
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            size += file.stat().st_size
-            header = _header(file)
-        except OSError:
-            continue
-        for tensor in filter(None, (decoded(_decode_tensor, entry) for entry in header.values())):
-            parameters += prod(tensor.shape)
+    size = 0
+    config = {}
+    with suppress(LoadFailed, OSError):
+        config = decoded(_decode_config, open_checkpoint(path).document(CONFIG).read_bytes()) or {}
+    with suppress(LoadFailed):
+        for tensor in open_checkpoint(path).tensors().tensors.values():
+            size += tensor.nbytes
             dtypes[tensor.dtype] += prod(tensor.shape)
     dtype = dtypes.most_common(1)[0][0] if dtypes else ""
-    try:
-        config = decoded(_decode_config, (path / "config.json").read_bytes()) or {}
-    except OSError:
-        config = {}
-    return ModelFiles(size, parameters, dtype, config)
+    return ModelFiles(size, dtypes.total(), dtype, config)
 
 
 def capabilities_of(model: TextModel | None, config: AnyModelConfig | None) -> list[str]:
@@ -139,14 +125,6 @@ def digest_of(name: str, model: TextModel | None) -> str:
     """Return an id of a model's files, in the form of a hash."""
     identity = name if model is None else f"{model.path} {model.created}"
     return sha256(identity.encode()).hexdigest()
-
-
-def _header(file: Path) -> dict[str, msgspec.Raw]:
-    """Return the tensors that a file of Hugging Face's format has. Raises `OSError`."""
-    with file.open("rb") as opened:
-        start = opened.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        return decoded(_decode_header, opened.read(min(length, _MAX_HEADER_BYTES))) or {}
 
 
 def _in_short(number: int) -> str:

@@ -182,7 +182,9 @@ def _runs_compiled(architecture: ArchitectureSpec, source: WeightSource) -> bool
     """Return whether the compiled step runs the model; log why it does not."""
     reason = cpu_step.refusal(architecture, source.dtype, source.quantization.name)
     if reason is not None:
-        logger.warning("%s: torch runs the model, because in the CPU kernel %s", source.directory, reason)
+        logger.warning(
+            "%s: torch runs the model, because in the CPU kernel %s", source.checkpoint.path, reason
+        )
     return reason is None
 
 

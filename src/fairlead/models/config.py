@@ -6,10 +6,20 @@ Defines no keys: each module that reads a key defines its meaning.
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fairlead.errors import LoadFailed
+
+
+class Document(Protocol):
+    """A document of a checkpoint, such as a file: a `Path` is one. Its text names it in errors."""
+
+    @property
+    def stem(self) -> str: ...
+
+    def is_file(self) -> bool: ...
+
+    def read_bytes(self) -> bytes: ...
 
 
 class CheckpointConfig:
@@ -22,7 +32,7 @@ class CheckpointConfig:
 
     def __init__(
         self,
-        path: Path,
+        path: Document,
         values: dict[str, Any],
         *,
         within: str = "",
@@ -34,12 +44,10 @@ class CheckpointConfig:
         self._defaults = defaults or {}
 
     @classmethod
-    def read(cls, path: Path) -> "CheckpointConfig":
-        """Parse the file at `path`."""
+    def read(cls, path: Document) -> "CheckpointConfig":
+        """Parse a document."""
         try:
             values = json.loads(path.read_bytes())
-        except NotADirectoryError as error:
-            raise LoadFailed(f"{path.parent}: no such directory") from error
         except OSError as error:
             raise LoadFailed(f"{path}: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:

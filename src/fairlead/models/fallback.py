@@ -13,6 +13,7 @@ T tokens of all sequences of a step, flattened; H query heads, K KV heads, D cha
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,10 +39,13 @@ _KINDS = {"full_attention", "sliding_attention", "attention"}
 _TRIAL_LENGTHS = [7, 5]  # of the sequences in the trial run of a model
 
 
-def fallback(config: CheckpointConfig, *, max_positions: int) -> Callable[[Weights], "FallbackModel"]:
+def fallback(
+    directory: Path, config: CheckpointConfig, *, max_positions: int
+) -> Callable[[Weights], "FallbackModel"]:
     """Return a builder of the model that `config` names; `LoadFailed` if it is known not to run here.
 
-    `read_folder` has accepted `config`. `max_positions`: the most tokens that a text can have.
+    `read_folder` has accepted `config`, which is in `directory`, where transformers reads it again.
+    `max_positions`: the most tokens that a text can have.
     """
     import transformers
 
@@ -54,7 +58,7 @@ def fallback(config: CheckpointConfig, *, max_positions: int) -> Callable[[Weigh
         raise unknown_architecture(config)
     model_class = getattr(transformers, name)
     try:
-        model_config = transformers.AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)
+        model_config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
     except Exception as error:  # whatever its validation raises
         raise LoadFailed(f"{config.path}: {error}") from error
     if not isinstance(model_config, model_class.config_class):

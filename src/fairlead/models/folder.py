@@ -1,6 +1,6 @@
-"""Reads a model's folder: all that both processes must know of it, but for its vocabulary and its weights.
+"""Reads a checkpoint: all that both processes must know of it, but for its vocabulary and its weights.
 
-The parent, the model's process, `config check` and `doctor` all read a folder by `read_folder`, so that they
+The parent, the model's process, `config check` and `doctor` all read a model by `read_folder`, so that they
 agree whether it can be loaded, and give the same reason if not. Imports neither torch nor transformers.
 """
 
@@ -13,6 +13,7 @@ import msgspec
 from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import REFUSED, ArchitectureSpec
+from fairlead.models.checkpoint import Checkpoint, open_checkpoint, read_config
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.generation import (
     GenerationDefaults,
@@ -20,12 +21,10 @@ from fairlead.models.generation import (
     read_generation,
     read_generation_defaults,
 )
-from fairlead.models.listing import list_tensors
 from fairlead.models.pooling import Pooling, read_pooling
 from fairlead.models.positions import read_own_positions
 from fairlead.models.registry import ARCHITECTURES, read_built_in
 
-FILE = "config.json"
 # The endings of the names of transformers' models that make text.
 _MAKE_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 # Their makers gave this code to transformers, and name it in published checkpoints all the same.
@@ -34,8 +33,9 @@ FLOAT_TYPES = ("float32", "bfloat16", "float16")
 
 
 class ModelFolder(msgspec.Struct, frozen=True):
-    """What a model's folder says.
+    """What a model's checkpoint says.
 
+    checkpoint: its documents and tensors.
     config: its `config.json`.
     generation: its `generation_config.json`; an empty object if it has none.
     defaults: the sampling parameters of that.
@@ -44,6 +44,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
     max_model_len: the most tokens of a text, prompt and answer.
     """
 
+    checkpoint: Checkpoint
     config: CheckpointConfig
     generation: CheckpointConfig
     defaults: GenerationDefaults
@@ -52,17 +53,16 @@ class ModelFolder(msgspec.Struct, frozen=True):
     max_model_len: int
 
 
-def read_folder(directory: Path, *, max_model_len: int | None = None) -> ModelFolder:
-    """Read a folder of Hugging Face's layout. Raises `LoadFailed` with the file and the key at fault.
+def read_folder(path: Path, *, max_model_len: int | None = None) -> ModelFolder:
+    """Read the checkpoint at `path`. Raises `LoadFailed` with the file and the key at fault.
 
     `max_model_len` is the configured limit. Raises `ConfigError` if the model does not reach it.
     """
-    if not directory.is_dir():
-        raise LoadFailed(f"{directory}: no such directory")
-    config = CheckpointConfig.read(directory / FILE)
+    checkpoint = open_checkpoint(path)
+    config = read_config(checkpoint)
     _check_own_code(config)
     spec = read_built_in(config)
-    pooling = read_pooling(directory, scores=spec is not None and spec.scores)
+    pooling = read_pooling(checkpoint, scores=spec is not None and spec.scores)
     if pooling is not None and pooling.score_tokens:
         spec = _with_score(config, spec, pooling.score_tokens)
     if spec is None:
@@ -70,13 +70,19 @@ def read_folder(directory: Path, *, max_model_len: int | None = None) -> ModelFo
     elif spec.headless and pooling is None:
         raise without_head(config, "has neither a head nor modules.json")
     read_stored_dtype(config)
-    generation = read_generation(directory)
+    generation = read_generation(checkpoint)
     defaults = read_generation_defaults(generation)
     read_end_ids(config, generation)  # `text.end_tokens` adds those of the vocabulary and the template
     limit = read_max_model_len(config, spec, max_model_len)
-    list_tensors(directory)
+    checkpoint.tensors()
     return ModelFolder(
-        config, generation, defaults, None if spec is None else spec.for_context(limit), pooling, limit
+        checkpoint,
+        config,
+        generation,
+        defaults,
+        None if spec is None else spec.for_context(limit),
+        pooling,
+        limit,
     )
 
 

@@ -1,10 +1,13 @@
 """Reads what `generation_config.json` says of generation: sampling defaults, and the ends of answers."""
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fairlead.models.config import CheckpointConfig
+
+if TYPE_CHECKING:
+    from fairlead.models.checkpoint import Checkpoint
 
 FILE = "generation_config.json"
 END = "eos_token_id"
@@ -20,9 +23,9 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
 
 
-def read_generation(directory: Path) -> CheckpointConfig:
-    """Return the file's object, which is empty if there is no file."""
-    path = directory / FILE
+def read_generation(checkpoint: "Checkpoint") -> CheckpointConfig:
+    """Return the document's object, which is empty if there is none."""
+    path = checkpoint.document(FILE)
     return CheckpointConfig.read(path) if path.is_file() else CheckpointConfig(path, {})
 
 

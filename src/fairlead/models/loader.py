@@ -1,8 +1,8 @@
-"""Loads a model from a directory of Hugging Face's layout into memory.
+"""Loads a model from a checkpoint into memory.
 
 Guarantees that every tensor of the model was in the checkpoint, with the right shape, and that every tensor
 of the checkpoint is in the model. Anything else is a `LoadFailed` that names the file and the key or tensor.
-Runs nothing from the directory and unpickles nothing.
+Runs nothing from the checkpoint and unpickles nothing.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import torch
 
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ArchitectureSpec
+from fairlead.models.checkpoint import Checkpoint
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.folder import FLOAT_TYPES, read_folder, read_stored_dtype, without_head
 from fairlead.models.linear import WeightFormat
@@ -40,13 +41,13 @@ class LoadedModelFiles(msgspec.Struct, frozen=True):
 
 
 class WeightSource(msgspec.Struct, frozen=True):
-    """A model's directory, of which all but the weights has been read. `dtype` is the one to compute in.
+    """A model's checkpoint, of which all but the weights has been read. `dtype` is the one to compute in.
 
     `spec`: the description of the network, if its architecture is built in. `ranks`: the processes that
     compute it together, of which this one reads its part.
     """
 
-    directory: Path
+    checkpoint: Checkpoint
     build: Callable[[Weights], Model]
     spec: ArchitectureSpec | None
     dtype: torch.dtype
@@ -57,7 +58,7 @@ class WeightSource(msgspec.Struct, frozen=True):
     def weights(self, device: torch.device, report: Callable[[float], None]) -> Weights:
         """Open the checkpoint; `report` receives the fraction read at least every 5 %."""
         return Weights(
-            self.directory,
+            self.checkpoint,
             dtype=self.dtype,
             device=device,
             report=report,
@@ -126,8 +127,8 @@ def read_source(
     else:
         from fairlead.models.fallback import fallback
 
-        build = fallback(config, max_positions=folder.max_model_len)
-    return WeightSource(directory, build, spec, chosen, method, pooling, ranks=ranks)
+        build = fallback(directory, config, max_positions=folder.max_model_len)
+    return WeightSource(folder.checkpoint, build, spec, chosen, method, pooling, ranks=ranks)
 
 
 def _obstacle(

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import Checkpoint
 from fairlead.models.config import CheckpointConfig
 
 FILE = "modules.json"
@@ -47,13 +48,13 @@ class _Module(msgspec.Struct):
     path: str = ""
 
 
-def read_pooling(directory: Path, *, scores: bool = False) -> Pooling | None:
+def read_pooling(checkpoint: Checkpoint, *, scores: bool = False) -> Pooling | None:
     """Return the pooling that `modules.json` defines; None if the model makes no embeddings and no scores.
 
     `scores`: the network scores texts by a row of its own. Modules other than the network, its pooling and a
     normalization, or the logits of a score, are a `LoadFailed`: ignoring them would change the vectors.
     """
-    path = directory / FILE
+    path = checkpoint.document(FILE)
     if not path.is_file():
         return SCORE if scores else None
     try:
@@ -72,7 +73,7 @@ def read_pooling(directory: Path, *, scores: bool = False) -> Pooling | None:
     folder = modules[1].path
     if not folder or Path(folder).name != folder:
         raise LoadFailed(f"{path}: {folder!r} is not a directory beside it")
-    config = CheckpointConfig.read(directory / folder / "config.json")
+    config = CheckpointConfig.read(checkpoint.document(f"{folder}/config.json"))
     if kinds[1] == "LogitScore":
         return Pooling("last", normalize=False, score_tokens=_read_score_tokens(config))
     return Pooling(_read_kind(config), len(kinds) == 3)

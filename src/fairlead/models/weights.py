@@ -1,4 +1,4 @@
-"""Takes tensors from a checkpoint: safetensors, mapped into memory, one file or shards with an index.
+"""Takes tensors from a checkpoint, whose files are mapped into memory.
 
 A model takes its tensors by name and shape while it is built; `finish` then rejects a checkpoint with
 tensors left over. Guarantees `LoadFailed` with the file and the tensor at fault. In memory, beside the
@@ -7,7 +7,6 @@ weights, there is never more than the one tensor that is being made. Never unpic
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -17,12 +16,11 @@ from torch import Tensor
 
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ArchitectureSpec
+from fairlead.models.checkpoint import Checkpoint, CheckpointTensor
 from fairlead.models.layers import Embedding
 from fairlead.models.linear import Linear, Packed, WeightFormat
-from fairlead.models.listing import list_tensors
 from fairlead.models.quantization import find_format
 from fairlead.models.quantization.none import NONE, UnquantizedLinear
-from fairlead.models.tensor_file import StoredTensor
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ KeptRows = Mapping[str, Sequence[range]]
 
 
 class Weights:
-    """The tensors of the checkpoint in `directory`, provided as `dtype` on `device`.
+    """The tensors of a checkpoint, provided as `dtype` on `device`.
 
     `report` is called with the fraction read, 0…1, at least every 5 %. `listing` is the file that lists the
     tensors, `bytes_total` their size. `bytes_placed` counts what is in the device's memory now.
@@ -46,7 +44,7 @@ class Weights:
 
     def __init__(
         self,
-        directory: Path,
+        checkpoint: Checkpoint,
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -59,8 +57,9 @@ class Weights:
         self.device = device
         self.bytes_placed = 0
         self._report = report
-        self._taken: dict[str, StoredTensor] = {}
-        self.listing, self._tensors = list_tensors(directory)
+        self._taken: dict[str, CheckpointTensor] = {}
+        self.listing, listed = checkpoint.tensors()
+        self._tensors = dict(listed)
         self.bytes_total = self._count()
         self._shared_buffer = torch.empty(0, dtype=dtype)
         self.bytes_read = 0
@@ -85,7 +84,7 @@ class Weights:
 
         For checkpoints that contain the model as part of a larger one. `LoadFailed` if two get one name.
         """
-        renamed: dict[str, StoredTensor] = {}
+        renamed: dict[str, CheckpointTensor] = {}
         for name, tensor in self._tensors.items():
             if (new := rule(name)) is None:
                 continue
@@ -211,7 +210,7 @@ class Weights:
             raise tensor.fails(f"is unexpected ({len(left)} in all): this is another model")
         self._report(1.0)
 
-    def _are_equal(self, one: StoredTensor, other: StoredTensor) -> bool:
+    def _are_equal(self, one: CheckpointTensor, other: CheckpointTensor) -> bool:
         """Compare two tensors piece by piece, up to the first difference."""
         if one.shape != other.shape or not one.nbytes:
             return False
@@ -228,13 +227,13 @@ class Weights:
 
     def _take_all(
         self, rows: Mapping[str, int], rest: Sequence[int], kept: KeptRows | None
-    ) -> list[StoredTensor]:
+    ) -> list[CheckpointTensor]:
         taken = {name: self._take(name, (size, *rest)) for name, size in rows.items()}
         if kept is None:
             return list(taken.values())
         return [tensor.rows(part) for name, tensor in taken.items() for part in kept[name]]
 
-    def _copy(self, sources: Sequence[StoredTensor], to: Tensor) -> None:
+    def _copy(self, sources: Sequence[CheckpointTensor], to: Tensor) -> None:
         flat, start = to.view(-1), 0
         for source in sources:
             for piece in source.pieces(self._piece_bytes):
@@ -242,7 +241,9 @@ class Weights:
                 start += len(piece)
                 self._read(piece.nbytes)
 
-    def _form_of(self, sources: Sequence[StoredTensor], columns: range, *, quantized: bool) -> WeightFormat:
+    def _form_of(
+        self, sources: Sequence[CheckpointTensor], columns: range, *, quantized: bool
+    ) -> WeightFormat:
         """Return the format of a weight with these rows: the one in which all are stored, if any."""
         forms = {source.form for source in sources}
         if forms == {None}:
@@ -251,7 +252,9 @@ class Weights:
             raise sources[0].fails("is stored in a format of its own, and cannot be divided or fused")
         return find_format(*forms)
 
-    def _pack(self, form: WeightFormat, sources: Sequence[StoredTensor], rows: int, columns: range) -> Packed:
+    def _pack(
+        self, form: WeightFormat, sources: Sequence[CheckpointTensor], rows: int, columns: range
+    ) -> Packed:
         """Return these columns of all sources, one after another, in a format."""
         packed: Packed = (self._buffer(rows, len(columns)),) if form is NONE else ()
         first = 0
@@ -302,7 +305,7 @@ class Weights:
         tensor = self._tensors[name]
         return tensor.floats() == self.dtype and tensor.begin % self.dtype.itemsize == 0
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def _take(self, name: str, shape: tuple[int, ...]) -> CheckpointTensor:
         if name not in self._tensors:
             raise LoadFailed(f"{self.listing}: tensor {name!r} is missing")
         tensor = self._tensors.pop(name)

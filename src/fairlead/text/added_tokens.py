@@ -8,13 +8,14 @@ added_tokens.json has. Their ids follow those of the vocabulary in the order bel
 """
 
 from collections.abc import Container
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import Checkpoint
+from fairlead.models.config import Document
 from fairlead.text.files import ROLES, read_json
 
 
@@ -58,14 +59,13 @@ class _Config(msgspec.Struct):
         return next((tokens for tokens in lists if isinstance(tokens, list) and tokens), [])
 
 
-def add_tokens(directory: Path, tokenizer: Tokenizer) -> None:
-    """Add the missing tokens of the directory's files. Raises `LoadFailed`, which names the invalid file."""
-    path, other_path = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
-    config, roles = _read(path)
+def add_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    """Add the missing tokens of the checkpoint's files. Raises `LoadFailed`, which names the invalid file."""
+    config, roles = _read(checkpoint.document("tokenizer_config.json"))
     unnamed = config.unnamed()
     taken = tokenizer.get_added_tokens_decoder()
     if config.added_tokens_decoder is None:  # else the other files are copies that older versions need
-        other, other_roles = _read(other_path)
+        other, other_roles = _read(checkpoint.document("special_tokens_map.json"))
         roles |= other_roles
         unnamed = [*unnamed, *other.unnamed()]
         # As transformers finds them: not the objects in tokenizer_config.json, nor a model's own roles.
@@ -73,7 +73,7 @@ def add_tokens(directory: Path, tokenizer: Tokenizer) -> None:
         special = {token for token in (*known_roles, *unnamed) if isinstance(token, str)}
         special |= {_text(token) for name, token in other_roles.items() if name in ROLES}
         special |= set(map(_text, other.unnamed()))
-        listed = _listed(directory / "added_tokens.json", special, taken)
+        listed = _listed(checkpoint.document("added_tokens.json"), special, taken)
     else:
         decoder = config.added_tokens_decoder
         listed = [decoder[token_id].made(special=False) for token_id in sorted(decoder)]
@@ -86,9 +86,9 @@ def add_tokens(directory: Path, tokenizer: Tokenizer) -> None:
     tokenizer.add_tokens([*listed, *map(_special, named)])
 
 
-def _read(path: Path) -> tuple[_Config, dict[str, _AnyToken]]:
+def _read(path: Document) -> tuple[_Config, dict[str, _AnyToken]]:
     """Return what a file lists, and the tokens with a role by its name; models have some of their own."""
-    if not path.exists():
+    if not path.is_file():
         return _Config(), {}
     config, values = read_json(path, _Config), read_json(path, dict[str, Any])
     roles: dict[str, _AnyToken] = {}
@@ -101,9 +101,9 @@ def _read(path: Path) -> tuple[_Config, dict[str, _AnyToken]]:
     return config, roles | config.named()
 
 
-def _listed(path: Path, special: set[str], taken: Container[int]) -> list[AddedToken]:
+def _listed(path: Document, special: set[str], taken: Container[int]) -> list[AddedToken]:
     """Return the tokens of added_tokens.json by id, except those whose id tokenizer.json has `taken`."""
-    ids = read_json(path, dict[str, int]) if path.exists() else {}
+    ids = read_json(path, dict[str, int]) if path.is_file() else {}
     texts = {token_id: text for text, token_id in ids.items() if token_id not in taken}
     return [
         _Token(text, normalized=text not in special).made(special=text in special)

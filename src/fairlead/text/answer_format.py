@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.job import AnswerParts, ReasoningLimit
+from fairlead.models.checkpoint import open_checkpoint
 from fairlead.structured import pattern
 from fairlead.structured.grammar import PLAIN, ReasoningState
 from fairlead.structured.parser import AnswerParser
@@ -106,8 +107,8 @@ def detected_format(
     """
     if template is None:
         return DetectedFormat(PLAIN, "default")
-    file = path / "tokenizer_config.json"
-    record = read_json(file, TokenizerConfig).response_template if file.exists() else None
+    file = open_checkpoint(path).document("tokenizer_config.json")
+    record = read_json(file, TokenizerConfig).response_template if file.is_file() else None
     return detect(template.render, template.literals, record=record, configured=configured)
 
 

@@ -16,6 +16,8 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.models.checkpoint import TEMPLATE, Checkpoint, open_checkpoint
+from fairlead.models.config import Document
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
 from fairlead.text.sandbox import Refusal, environment
@@ -54,13 +56,14 @@ class ChatTemplate:
         self.limits = probe(self._probed)
 
     @classmethod
-    def load(cls, directory: Path) -> "ChatTemplate | None":
-        """Return the directory's template, None if it has none. Raises `LoadFailed`, which names the file.
+    def load(cls, model: Path) -> "ChatTemplate | None":
+        """Return a checkpoint's template, None if it has none. Raises `LoadFailed`, which names the file.
 
         As in transformers, chat_template.jinja has precedence over tokenizer_config.json, and that over
         chat_template.json.
         """
-        for path, templates in _candidates(directory):
+        checkpoint = open_checkpoint(model)
+        for path, templates in _candidates(checkpoint):
             named = _by_name(templates)
             source = named.get("default") or next(iter(named.values()), None)
             if source is None:
@@ -68,7 +71,7 @@ class ChatTemplate:
             try:
                 return cls(
                     source,
-                    special_tokens=read_special_tokens(directory),
+                    special_tokens=read_special_tokens(checkpoint),
                     tool_source=named.get("tool_use"),
                 )
             except jinja2.TemplateSyntaxError as error:
@@ -143,13 +146,13 @@ class ChatTemplate:
             return ""
 
 
-def _candidates(directory: Path) -> Iterator[tuple[Path, Templates | None]]:
+def _candidates(checkpoint: Checkpoint) -> Iterator[tuple[Document, Templates | None]]:
     """Yield the files that may contain a template, in order of precedence, with their templates."""
-    if (path := directory / "chat_template.jinja").exists():
-        more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if (path := checkpoint.document(TEMPLATE)).is_file():
+        more = checkpoint.documents("additional_chat_templates/*.jinja")
         yield path, {"default": read_text(path)} | {file.stem: read_text(file) for file in more}
     for name in ("tokenizer_config.json", "chat_template.json"):
-        if (path := directory / name).exists():
+        if (path := checkpoint.document(name)).is_file():
             yield path, read_json(path, TokenizerConfig).chat_template
 
 

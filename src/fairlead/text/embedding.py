@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from fairlead.models.checkpoint import open_checkpoint, read_config
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.registry import read_built_in
 from fairlead.text.files import read_json
@@ -26,15 +27,17 @@ class _Module(msgspec.Struct):
 
 
 def read_embedding(path: Path) -> EmbeddingSettings | None:
-    """Return the form of the embeddings of the model in the directory `path`; None if it makes none.
+    """Return the form of the embeddings of the checkpoint at `path`; None if it makes none.
 
     An embedding model has a `modules.json`, the list of its parts that sentence-transformers writes. Raises
     `LoadFailed`, which names the invalid file.
     """
-    if not (path / _FILE).is_file():
+    checkpoint = open_checkpoint(path)
+    document = checkpoint.document(_FILE)
+    if not document.is_file():
         return None
-    modules = read_json(path / _FILE, list[_Module])
-    width = _read_width(CheckpointConfig.read(path / "config.json"))
+    modules = read_json(document, list[_Module])
+    width = _read_width(read_config(checkpoint))
     return EmbeddingSettings(width, any(module.type.endswith(".Normalize") for module in modules))
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from fairlead.errors import InvalidRequest
-from fairlead.models.config import CheckpointConfig
-from fairlead.models.folder import FILE
+from fairlead.models.checkpoint import open_checkpoint, read_config
 from fairlead.models.generation import read_end_ids, read_generation
 from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.files import read_special_tokens
@@ -36,16 +35,17 @@ class EndTokens(msgspec.Struct, frozen=True):
     ignored: tuple[int, ...] = ()
 
 
-def read_end_tokens(directory: Path, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> EndTokens:
-    """Return the end tokens of the model in `directory`. Raises `LoadFailed`, which names the invalid file.
+def read_end_tokens(model: Path, tokenizer: Tokenizer | None, template: ChatTemplate | None) -> EndTokens:
+    """Return the end tokens of the checkpoint at `model`. Raises `LoadFailed`, which names the invalid file.
 
     tokenizer: its vocabulary; None: it has no readable one, and only the ids in its files count.
     template: its chat template, which may end a turn with a token that no file names.
     """
-    config = CheckpointConfig.read(directory / FILE)
-    named = set(read_end_ids(config, read_generation(directory)))
+    checkpoint = open_checkpoint(model)
+    config = read_config(checkpoint)
+    named = set(read_end_ids(config, read_generation(checkpoint)))
     if tokenizer is not None:
-        token = read_special_tokens(directory).get("eos_token")
+        token = read_special_tokens(checkpoint).get("eos_token")
         end = None if template is None else _end_of_turn(template, tokenizer)
         ids = (tokenizer.token_id(text) for text in (token, end) if text is not None)
         named.update(token_id for token_id in ids if token_id is not None)

@@ -4,12 +4,13 @@ Defines the fields that the package reads, not their use.
 """
 
 import json
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import Checkpoint
+from fairlead.models.config import Document
 
 T = TypeVar("T")
 
@@ -57,17 +58,17 @@ class TokenizerConfig(msgspec.Struct):
         }
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Document) -> str:
     """Return the file's text. Raises `LoadFailed` if it is missing, unreadable or not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise LoadFailed(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise LoadFailed(f"{path} cannot be read: {error}") from error
 
 
-def read_json(path: Path, form: type[T]) -> T:
+def read_json(path: Document, form: type[T]) -> T:
     """Return the file as a value of type `form`. Other fields are ignored.
 
     Uses Python's own parser, because these files may contain Infinity, which strict JSON does not have.
@@ -81,15 +82,16 @@ def read_json(path: Path, form: type[T]) -> T:
         raise LoadFailed(f"{path} is not JSON: {error}") from error
 
 
-def read_special_tokens(directory: Path) -> dict[str, str]:
+def read_special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the special tokens by name, read as transformers 5 reads them.
 
     special_tokens_map.json overrides tokenizer_config.json, unless that has an `added_tokens_decoder`: then
     the other file is a copy that older versions need, and is not read.
     """
-    path = directory / "tokenizer_config.json"
-    config = read_json(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+    path = checkpoint.document("tokenizer_config.json")
+    config = read_json(path, TokenizerConfig) if path.is_file() else TokenizerConfig()
     tokens = config.special_tokens()
-    if config.added_tokens_decoder is None and (path := directory / "special_tokens_map.json").exists():
+    path = checkpoint.document("special_tokens_map.json")
+    if config.added_tokens_decoder is None and path.is_file():
         tokens |= read_json(path, TokenizerConfig).special_tokens()
     return tokens

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fairlead.config import ConfigError, SpecialTokens
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
+from fairlead.models.checkpoint import CONFIG, open_checkpoint
 from fairlead.structured.instructions import explained
 from fairlead.text.answer_format import AnswerFormat
 from fairlead.text.chat_template import ChatTemplate
@@ -84,15 +85,14 @@ class TextModel:
         close_at_limit: bool = False,
         wire_format: str | Mapping[str, Any] | None = None,
     ) -> "TextModel":
-        """Read a model's directory. Raises `LoadFailed`, which names the invalid file.
+        """Read the checkpoint at `path`. Raises `LoadFailed`, which names the invalid file.
 
         `max_model_len` lowers the model's limit. Raises `ConfigError` if it is above that, or if there is no
         such `wire_format`: the name of a known one, or a record of `structured.wire_format`.
         """
-        if not path.is_dir():
-            raise LoadFailed(f"{path} is not a directory")
-        if not (path / "config.json").exists():  # first, as a folder that has none is not a model's
-            raise LoadFailed(f"{path / 'config.json'} is missing")
+        config = open_checkpoint(path).document(CONFIG)
+        if not config.is_file():  # first, as a folder that has none is not a model's
+            raise LoadFailed(f"{config} is missing")
         tokenizer = Tokenizer.load(path)
         settings = read_settings(path, max_model_len=max_model_len)
         chat_template = ChatTemplate.load(path)

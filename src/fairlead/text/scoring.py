@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fairlead.errors import LoadFailed
+from fairlead.models.checkpoint import CONFIG, open_checkpoint
 from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.files import read_json
 from fairlead.text.template_limits import Message
@@ -64,19 +65,20 @@ class _Config(msgspec.Struct):
 
 
 def read_scoring(path: Path, template: ChatTemplate | None) -> ScoringSettings | None:
-    """Return how the model in the directory `path` scores pairs of texts; None if it does not.
+    """Return how the checkpoint at `path` scores pairs of texts; None if it does not.
 
     A model scores by a row in place of its head, or by the logits that its modules.json names. Its activation
     is the one that sentence-transformers wrote; a sigmoid if it wrote none. Raises `LoadFailed`, which names
     the file, for another one than a sigmoid or the identity.
     """
-    config, modules = read_json(path / "config.json", _Config), path / "modules.json"
+    checkpoint = open_checkpoint(path)
+    config, modules = read_json(checkpoint.document(CONFIG), _Config), checkpoint.document("modules.json")
     kinds = [module.type for module in read_json(modules, list[_Module])] if modules.is_file() else []
     if not any(name.endswith(_ARCHITECTURE) for name in config.architectures or ()) and not any(
         kind.endswith(_MODULE) for kind in kinds
     ):
         return None
-    own = path / "config_sentence_transformers.json"
+    own = checkpoint.document("config_sentence_transformers.json")
     settings = read_json(own, _CrossEncoder) if own.is_file() else _CrossEncoder()
     named = settings.activation_fn or (config.sentence_transformers or settings).activation_fn
     activation = (named or config.sbert_ce_default_activation_function or "Sigmoid").rpartition(".")[2]

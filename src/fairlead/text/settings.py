@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 
 from fairlead.models.architecture import ArchitectureSpec
+from fairlead.models.checkpoint import open_checkpoint, read_config
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.folder import FILE, read_max_model_len
+from fairlead.models.folder import read_max_model_len
 from fairlead.models.generation import GenerationDefaults, read_generation, read_generation_defaults
 from fairlead.models.registry import read_built_in
 
@@ -26,17 +27,18 @@ class TextSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(path: Path, *, max_model_len: int | None = None) -> TextSettings:
-    """Read the files of the directory `path`. Raises `LoadFailed`, which names the invalid file.
+    """Read the checkpoint at `path`. Raises `LoadFailed`, which names the invalid file.
 
-    A folder without weights will do, which `read_folder` refuses. `max_model_len` is the configured limit.
+    One without weights will do, which `read_folder` refuses. `max_model_len` is the configured limit.
     Raises `ConfigError` if the model does not reach it.
     """
-    config = CheckpointConfig.read(path / FILE)
+    checkpoint = open_checkpoint(path)
+    config = read_config(checkpoint)
     return TextSettings(
         vocab_size=read_vocab_size(config),
         max_model_len=read_max_model_len(config, _read_spec(config), max_model_len),
-        defaults=read_generation_defaults(read_generation(path)),
-        created=int(config.path.stat().st_mtime),
+        defaults=read_generation_defaults(read_generation(checkpoint)),
+        created=checkpoint.created,
     )
 
 

@@ -13,12 +13,11 @@ import msgspec
 import tokenizers
 
 from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.models.checkpoint import TOKENIZER, open_checkpoint
 from fairlead.text.added_tokens import add_tokens
 from fairlead.text.breaking import control_tokens, with_breaks
 from fairlead.text.control_tokens import BREAK
 from fairlead.text.files import read_special_tokens
-
-FILE = "tokenizer.json"
 
 # The encoding of a text takes a few hundred bytes of memory per token. Up to this many bytes of text for each
 # token that a prompt may have, counting the tokens first is not worth the time.
@@ -71,18 +70,19 @@ class Tokenizer:
         self._bytes_by_id: dict[int, bytes] = {}  # filled on first use
 
     @classmethod
-    def load(cls, directory: Path) -> "Tokenizer":
-        """Read the directory's tokenizer.json, and add the tokens that only its other files have.
+    def load(cls, model: Path) -> "Tokenizer":
+        """Read the tokenizer.json of a checkpoint, and add the tokens that only its other files have.
 
         Raises `LoadFailed`, which names the missing or invalid file.
         """
-        path = directory / FILE
-        named = read_special_tokens(directory).values()
+        checkpoint = open_checkpoint(model)
+        path = checkpoint.document(TOKENIZER)
+        named = read_special_tokens(checkpoint).values()
         try:
             content = path.read_bytes()
             declared = msgspec.json.decode(content, type=_Declared)
             library = tokenizers.Tokenizer.from_buffer(content)
-            add_tokens(directory, library)
+            add_tokens(checkpoint, library)
             # The library raises nothing narrower than Exception.
             return cls(
                 library,
