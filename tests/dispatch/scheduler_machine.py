@@ -603,7 +603,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def no_job_waits_that_every_node_has_refused(self) -> None:
         for ticket in self.tickets(TicketState.QUEUED):
             refusing = self.unsuited.get(ticket)
-            assert not refusing or not self.accepting(ticket.job) <= refusing
+            if refusing and self.accepting(ticket.job) <= refusing:
+                model = ticket.job.model
+                assert model in "xy", "it waits for a local node"
+                assert f"swap {model}" not in self.seats or model in self.leaving
 
     @invariant()
     def jobs_that_overtake_are_counted(self) -> None:
@@ -624,7 +627,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         waiting = {
             ticket.job.model
             for ticket in self.tickets(TicketState.QUEUED)
-            if ticket.job.model in "xy" and not self.accepting(ticket.job)
+            if ticket.job.model in "xy" and self.accepting(ticket.job) <= self.unsuited.get(ticket, set())
         }
         if waiting and not working:
             assert self.loading or self.leaving

@@ -7,7 +7,7 @@ from dispatch.recorded import FakeNode, job, limits, remote_limits, scheduler, s
 from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
-from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound, ModelUnloaded
+from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound, ModelUnloaded, NoOtherNode
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import KeepEverything
@@ -302,3 +302,38 @@ def test_prompt_too_long_for_the_local_node_is_refused_if_it_cannot_be_relayed()
     own, relayed = submit(subject, job(prompt=9), job(prompt=9, relay=RELAY))
     assert [own] == list(effects.refused)
     assert TicketState.GRANTED is relayed.state
+
+
+# Jobs that remote servers refuse ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_model_is_loaded_for_a_job_that_all_remote_servers_have_refused(loads):
+    subject, effects = swapping()
+    subject.node_up(*FakeNode("far", "x"), remote_limits(1))
+    (ticket,) = submit(subject, job(model="x", relay=RELAY))
+    assert (ticket.state, effects.swaps) == (TicketState.GRANTED, [])
+    subject.unsuited(ticket)
+    assert (ticket.state, effects.swaps) == (TicketState.QUEUED, [("x", frozenset())])
+    error = LoadFailed("no such file")
+    if loads:
+        up(subject, "x")
+        assert (ticket.state, ticket.node.id) == (TicketState.GRANTED, "node of x")
+        subject.unsuited(ticket)
+        assert isinstance(effects.refused[ticket], NoOtherNode)
+    else:
+        subject.load_failed(frozenset("x"), error)
+        assert effects.refused[ticket] is error
+    assert len(effects.swaps) == 1
+
+
+@pytest.mark.parametrize(
+    ("rejects_loading", "asked"), [(True, {}), (False, {"no_queue": True}), (False, {"model": "far only"})]
+)
+def test_refused_job_that_may_not_wait_for_a_load_ends_at_once(rejects_loading, asked):
+    subject, effects = scheduler(loadable=frozenset("x"), rejects_loading=rejects_loading)
+    subject.node_up(*FakeNode("far", "x", "far only"), remote_limits(1))
+    (ticket,) = submit(subject, job(**{"model": "x", "relay": RELAY, **asked}))
+    subject.unsuited(ticket)
+    assert isinstance(effects.refused[ticket], NoOtherNode)
+    assert effects.swaps == []

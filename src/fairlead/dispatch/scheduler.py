@@ -62,6 +62,7 @@ class Scheduler:
         self._swaps = Swaps(effects, self._nodes, policy, loadable)
         self._tickets = Tickets(effects, self._queue, self._nodes, self._swaps)
         self._unsuited: dict[Ticket, None] = {}  # queued jobs that a node has refused, and some of the past
+        self._rejects_loading = rejects_loading
         self._admission = JobAdmission(self._queue, self._nodes, self._swaps, rejects_loading=rejects_loading)
 
     # Events of a job ---------------------------------------------------------------------------------
@@ -391,13 +392,20 @@ class Scheduler:
             self._pump()
 
     def _refuse_unsuited(self) -> None:
-        """End the waiting jobs that all nodes which could run them have refused because of their set-up."""
+        """End the waiting jobs that all nodes which could run them have refused because of their set-up.
+
+        If their model can be loaded here, they wait for that.
+        """
         for ticket in list(self._unsuited):
             if ticket.state is not TicketState.QUEUED:
                 del self._unsuited[ticket]
-            elif self._nodes.is_unsuited_everywhere(ticket):
+            elif self._nodes.is_unsuited_everywhere(ticket) and not self._may_be_loaded_for(ticket):
                 del self._unsuited[ticket]
                 self._tickets.withdraw(ticket, NoOtherNode("no other node serves the request"))
+
+    def _may_be_loaded_for(self, ticket: Ticket) -> bool:
+        may_wait = not (ticket.job.no_queue or self._rejects_loading)
+        return may_wait and self._swaps.require_local_node(ticket)
 
     def _fail(self, model: str, error: FairleadError) -> None:
         """End what waits for a model: its load request, and the jobs that no other node can run."""

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from fairlead.dispatch.effects import Effects
-from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
-from fairlead.dispatch.ticket import LoadRequest
+from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError, LoadCancelled
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
@@ -56,17 +55,27 @@ class Swaps:
 
     # Demand ------------------------------------------------------------------------------------------
 
-    def job_queued(self, job: JobSpec) -> None:
+    def job_queued(self, ticket: Ticket) -> None:
         """Count a job that waits for its model."""
-        _add(self._requested, job.model)
-        if job.needs_local_node:
-            _add(self._local_only, job.model)
+        _add(self._requested, ticket.job.model)
+        if ticket.needs_local_node:
+            _add(self._local_only, ticket.job.model)
 
-    def job_dequeued(self, job: JobSpec, *, starved: bool) -> None:
+    def job_dequeued(self, ticket: Ticket) -> None:
         """Stop counting a job that waited."""
-        self._subtract_request(job.model, starved=starved)
-        if job.needs_local_node:
-            _subtract(self._local_only, job.model)
+        self._subtract_request(ticket.job.model, starved=ticket.starved)
+        if ticket.needs_local_node:
+            _subtract(self._local_only, ticket.job.model)
+
+    def require_local_node(self, ticket: Ticket) -> bool:
+        """Let a waiting job that remote servers refuse wait for a local node; return whether a load may help."""
+        model = ticket.job.model
+        if not self.is_loadable(model) or self._nodes.local_with(model) is not None:
+            return False
+        if not ticket.needs_local_node:
+            ticket.needs_local_node = True
+            _add(self._local_only, model)
+        return True
 
     def starved(self, model: str) -> None:
         """Count a job or load request that has waited so long that its model precedes loaded ones."""

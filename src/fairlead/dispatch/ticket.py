@@ -42,7 +42,8 @@ class Ticket:
     `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
     of a node's KV cache. `kind` is the number of its `JobKind`. `attempts` counts grants. `has_begun`: its
     first delta has arrived. `late` is the error of its deadline, once that has passed. `failed_at`: where it
-    failed last. `unsuited`: nodes that refused it because of their set-up. `is_trial`: it tries whether a
+    failed last. `unsuited`: nodes that refused it because of their set-up. `needs_local_node`: no remote server
+    can run it, or all have refused it so. `is_trial`: it tries whether a
     full node has room. `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it have got
     seats that it waits for, while it was the first of its kind and did not fit.
     """
@@ -59,6 +60,7 @@ class Ticket:
         "job",
         "kind",
         "late",
+        "needs_local_node",
         "node",
         "overtaken",
         "seats",
@@ -76,6 +78,7 @@ class Ticket:
         self.node: NodeState | None = None
         self.failed_at: NodeState | None = None
         self.unsuited: tuple[NodeState, ...] = ()
+        self.needs_local_node = job.needs_local_node
         self.is_trial = False
         self.seats = 0
         self.overtaken = 0

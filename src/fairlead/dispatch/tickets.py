@@ -51,7 +51,7 @@ class Tickets:
             self._queue.requeue(ticket)
         else:
             self._queue.push(ticket)
-        self._swaps.job_queued(ticket.job)
+        self._swaps.job_queued(ticket)
 
     def restore(self, ticket: Ticket, node_id: str, *, seats: int, charged: float) -> None:
         """Give a new job the seats that it holds already; its tenant was charged this much for it."""
@@ -183,7 +183,8 @@ class Tickets:
         """Refuse each job that waits for the model, unless a node that stays can run it."""
         for ticket in self._queue:
             job = ticket.job
-            if job.model == model and all(node.leaving for node in self._nodes.accepting(job)):
+            able = (node for node in self._nodes.accepting(job) if node not in ticket.unsuited)
+            if job.model == model and all(node.leaving for node in able):
                 self.withdraw(ticket, error)
 
     def _next(self, kinds: int) -> list[Ticket]:
@@ -210,5 +211,5 @@ class Tickets:
         self._left_queue(ticket)
 
     def _left_queue(self, ticket: Ticket) -> None:
-        self._swaps.job_dequeued(ticket.job, starved=ticket.starved)
+        self._swaps.job_dequeued(ticket)
         ticket.starved = False
