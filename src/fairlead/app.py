@@ -107,6 +107,8 @@ async def serve(
         async with trio.open_nursery() as signals:
             delay_s = config.limits.drain_delay_s
             signals.start_soon(watch_signals, composition.drain, announcer, composition.stop, delay_s)
+            if source is None:
+                signals.start_soon(ignore_hangups)
             async with composition.running(loaded) as app:
                 await serve_http(
                     app,
@@ -269,6 +271,15 @@ async def watch_signals(
     if delay_s:
         await trio.sleep(delay_s)
         drain()
+
+
+async def ignore_hangups() -> None:
+    """Log each SIGHUP until cancelled, for a server that reads no configuration again."""
+    if not hasattr(signal, "SIGHUP"):  # Windows
+        return
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            logger.warning("signal ignored: no configuration is read again", signal="SIGHUP")
 
 
 def announce(announce: Callable[..., None], *details: object) -> None:

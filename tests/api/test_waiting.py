@@ -7,10 +7,12 @@ import trio
 import trio.testing
 
 from api.raw_http import post, serving
-from fairlead.config import QueueConfig
+from fairlead.config import ApiKey, QueueConfig
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import Cancelled, NodeFailed, QueueFull, QueueTimeout
+from fairlead.fleet.status import NodeStatus
 from fairlead.job import Delta
+from fake_fleet import FakeFleet
 
 CHAT = "/v1/chat/completions"
 
@@ -203,3 +205,31 @@ async def test_gateway_without_an_answer_is_a_bug_that_is_logged(client, chat, l
     client.gateway.script = lambda job: []
     assert (await client.post(CHAT, chat())).status == 500
     assert len(log) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "models", "far", "names_problem"),
+    [
+        ("operator", (), "down", True),
+        ("operator", ("small",), "down", True),
+        ("user", (), "down", False),
+        ("operator", (), "up", False),
+    ],
+)
+async def test_late_error_names_the_problem_of_a_down_node_to_operators(
+    client_with, chat, role, models, far, names_problem
+):
+    nodes = [
+        NodeStatus(id=name, kind="remote", models=(model,), seats=0, busy=0, state=state, problem=problem)
+        for name, model, state, problem in (
+            ("far", "small", far, "connection refused" if far == "down" else None),
+            ("far2", "small", "down", "timed out"),
+            ("other", "cold", "down", "of another model"),
+        )
+    ]
+    key = ApiKey("sk-1", role=role, models=models)
+    client = client_with(key, fleet=FakeFleet(["small"], node_statuses=nodes))
+    client.gateway.refusal = QueueTimeout("no server is up")
+    reply = await client.post(CHAT, chat(), headers={"Authorization": "Bearer sk-1"})
+    more = "; far: connection refused; far2: timed out" if names_problem else ""
+    assert (reply.status, reply.error["message"]) == (504, f"no server is up{more}")

@@ -71,6 +71,12 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
     assert "".join(request_id[0] for request_id in answered) == "ABABAAA"
 
 
+def test_sighup_without_a_configuration_file_is_harmless(server: RealServer):
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: any("no configuration is read again" in line for line in server.log))
+    assert server.http.get("/health").status_code == 200
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_lets_the_running_stream_finish_and_then_ends_everything(number):
     with real_server("--drain-timeout", str(TIMEOUT_S)) as server:

@@ -280,6 +280,27 @@ async def test_reload_adds_changes_and_removes_nodes():
             assert (same.ups, same.downs) == (1, 0)
 
 
+async def test_reload_of_a_nodes_probes_keeps_the_node_and_its_streams():
+    async with stub() as server:
+        before = node(server.url, models=("m",))
+        changed = node(
+            server.url, models=("m",), check_endpoint="/other", health_check=HealthConfig(interval_s=0.02)
+        )
+        async with running_fleet(health_check=QUICK, nodes=(before,)) as opened:
+            await opened.until(lambda: state(opened) == "up")
+            begun = trio.Event()
+            async with trio.open_nursery() as clients:
+                slow = relayed_job(stub={"delay_s": 0.05})
+                clients.start_soon(opened.run_job_and_return_error, slow, begun)
+                await begun.wait()
+                await opened.fleet.reload(Config(models=(), nodes=(changed,), health_check=QUICK))
+                await opened.until(lambda: "/other" in {request.path for request in server.requests})
+                assert (state(opened), opened.errors) == ("up", [])
+                await opened.fleet.reload(Config(models=(), nodes=(before,), health_check=QUICK))
+            (status,) = opened.fleet.nodes()
+            assert (status.state, status.ups, status.downs, opened.errors) == ("up", 1, 0, [])
+
+
 async def test_model_of_a_remote_node_cannot_be_loaded():
     async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")

@@ -212,3 +212,18 @@ async def _end_by_probes(clients: Clients, far: StubServer) -> None:
         for _ in range(2):
             far.go.release()
     assert text() in clients.answers[-1]
+
+
+async def test_change_of_a_nodes_probes_keeps_the_node():
+    async with trio.open_nursery() as nursery:
+        nodes = front_nodes(nursery)
+        before = remote("http://127.0.0.1:1")
+        nodes.update(state(before))
+        found = nodes.find("far")
+        config = msgspec.structs.replace(before.config, check_endpoint="/x", health_check=HealthConfig())
+        nodes.update(state(msgspec.structs.replace(before, config=config)))
+        assert nodes.find("far") is found
+        config = msgspec.structs.replace(config, api_key="sk-other")
+        nodes.update(state(msgspec.structs.replace(before, config=config)))
+        assert nodes.find("far") is not found
+        nursery.cancel_scope.cancel()

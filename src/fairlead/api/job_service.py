@@ -27,13 +27,14 @@ from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 from fairlead.api.request_body import BodyMemory
+from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.api.unread import UnreadAnswers
 from fairlead.api.uploads import Uploads
 from fairlead.config import Limits
 from fairlead.dispatch.job_spec import REQUEST_TOKENS
-from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestTimeout, quoted
+from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, QueueTimeout, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
@@ -53,6 +54,7 @@ Parsed = TypeVar("Parsed")
 
 _SUFFIX_LENGTH = 8
 DRAINING_RETRY_S = 5
+PROBLEMS_NAMED = 5
 
 
 class JobService:
@@ -174,7 +176,7 @@ class JobService:
         `times` records when the answer began. Raises a `FairleadError`.
         """
         job, charge, pending = await self._admit(request, job, times)
-        await self._serve(job, charge, pending)
+        await self._serve(request, job, charge, pending)
         answer = await pending.get()
         return await _collect(answer.deltas, job.sequences), answer_headers(answer)
 
@@ -222,7 +224,7 @@ class JobService:
         Return the job with its final request id, and its pending answer. Raises `RateLimited`.
         """
         job, charge, pending = await self._admit(request, job, times)
-        request.nursery.start_soon(self._serve, job, charge, pending)
+        request.nursery.start_soon(self._serve, request, job, charge, pending)
         return job, pending
 
     async def _admit(
@@ -242,7 +244,7 @@ class JobService:
             request.leave_body()
         return job, charge, PendingAnswer(times)
 
-    async def _serve(self, job: Job, charge: JobCharge, pending: PendingAnswer) -> None:
+    async def _serve(self, request: Request, job: Job, charge: JobCharge, pending: PendingAnswer) -> None:
         """Run one job. It is in flight, and counts against its key, until this task ends."""
         try:
             await self.services.gateway.serve(job, task_status=pending)
@@ -252,6 +254,8 @@ class JobService:
             if pending.is_available:
                 raise
             pending.fail(error)
+            if isinstance(pending.error, QueueTimeout):
+                pending.error.message += self._why_no_node_is_up(request, job.model)
             if _is_refusal(pending.error):
                 charge.refund()
         finally:
@@ -259,6 +263,17 @@ class JobService:
                 charge.charge_answer(pending.answer.deltas.tokens, trio.current_time())
             charge.end()
             self._in_flight.discard(job.request_id)
+
+    def _why_no_node_is_up(self, request: Request, model: str) -> str:
+        """Return the problems of the nodes with the model if none is up; only operators see them."""
+        if request.api_key is not None and not request.api_key.has_role("operator"):
+            return ""
+        seen = scope_of(self.services, request.api_key).of_nodes(self.services.fleet.nodes())
+        nodes = [node for node in seen if model in node.models]
+        if any(node.state == "up" for node in nodes):
+            return ""
+        named = [f"{node.id}: {node.problem}" for node in nodes if node.problem is not None]
+        return "".join(f"; {problem}" for problem in named[:PROBLEMS_NAMED])
 
 
 async def _collect(deltas: Deltas, choices: int) -> list[Delta]:

@@ -22,6 +22,8 @@ MAX_ID_LENGTH = 128
 DNS_SCHEME = "dns+"
 LONGEST_ADDRESS = len("-ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")
 
+_OF_PROBES = frozenset({"check_endpoint", "health_check"})
+
 
 class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     """A remote server with an OpenAI-compatible API. Raises `ConfigError`."""
@@ -66,6 +68,11 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self, "nodes", self.id)
+
+    @property
+    def relaying(self) -> tuple[object, ...]:
+        """All settings but those of its probes, which may change while it runs."""
+        return tuple(getattr(self, name) for name in self.__struct_fields__ if name not in _OF_PROBES)
 
     @property
     def is_discovered(self) -> bool:

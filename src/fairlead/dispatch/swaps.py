@@ -68,7 +68,7 @@ class Swaps:
             _subtract(self._local_only, ticket.job.model)
 
     def require_local_node(self, ticket: Ticket) -> bool:
-        """Let a waiting job that remote servers refuse wait for a local node; return whether a load may help."""
+        """Let a waiting job that remote servers refuse wait for a load here; return whether one may help."""
         model = ticket.job.model
         if not self.is_loadable(model) or self._nodes.local_with(model) is not None:
             return False

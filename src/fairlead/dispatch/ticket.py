@@ -42,10 +42,10 @@ class Ticket:
     `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
     of a node's KV cache. `kind` is the number of its `JobKind`. `attempts` counts grants. `has_begun`: its
     first delta has arrived. `late` is the error of its deadline, once that has passed. `failed_at`: where it
-    failed last. `unsuited`: nodes that refused it because of their set-up. `needs_local_node`: no remote server
-    can run it, or all have refused it so. `is_trial`: it tries whether a
-    full node has room. `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it have got
-    seats that it waits for, while it was the first of its kind and did not fit.
+    failed last. `unsuited`: nodes that refused it because of their set-up. `needs_local_node`: no remote
+    server can run it, or all of them are unsuited. `is_trial`: it tries whether a full node has room.
+    `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it have got seats that it waits
+    for, while it was the first of its kind and did not fit.
     """
 
     __slots__ = (

@@ -106,6 +106,13 @@ class NodeDiscovery:
                 self.has_answer = True
                 await trio.sleep(INTERVAL_S)
 
+    def change_probes(self, config: NodeConfig) -> list[NodeConfig] | None:
+        """Use another configuration; return those of its nodes now. None if more than the probes differs."""
+        if config.relaying != self._config.relaying:
+            return None
+        self._config = config
+        return [self._node(address) for address in self._misses]
+
     async def close(self) -> None:
         """End, and remove all nodes; return when their jobs are finished."""
         self._scope.cancel()

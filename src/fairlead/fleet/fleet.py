@@ -319,7 +319,9 @@ class Fleet:
         for model in config.local_models:
             if model.name in changed and model.preload:
                 self._spawn(self._load_in_background, model.name)
-        for node_id in (*changes.nodes_removed, *changes.nodes_changed, *changes.nodes_added):
+        changed_nodes = [node for node in config.nodes if node.id in changes.nodes_changed]
+        replaced = [node.id for node in changed_nodes if not self._change_probes(node)]
+        for node_id in (*changes.nodes_removed, *replaced, *changes.nodes_added):
             self._spawn(self._replace, node_id)
         logger.info("configuration reloaded", **msgspec.structs.asdict(changes))
         return changes
@@ -410,6 +412,16 @@ class Fleet:
         self.catalog.apply(config, readings)
         self._local.configure(config, readings)
         self._remote.change_health(config.health_check)
+
+    def _change_probes(self, node: NodeConfig) -> bool:
+        """Use a node's configuration for its probes; return False if the node must be replaced."""
+        health, discovery = self.catalog.config.health_check, self._discoveries.get(node.id)
+        if discovery is None:
+            return self._remote.change_probes(node, health)
+        found = discovery.change_probes(node)
+        for each in found or ():
+            self._remote.change_probes(each, health)
+        return found is not None
 
     def _local_model(self, model: str) -> ManagedModel:
         if model in self._local and model in self.catalog.models:

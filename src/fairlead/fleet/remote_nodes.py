@@ -113,6 +113,15 @@ class RemoteEntry:
             if self._counts() is not None:  # the node could not report this itself
                 self._nodes.remove(self.config.id)
 
+    def change_probes(self, config: NodeConfig, health: HealthConfig) -> bool:
+        """Use the settings of a configuration for its probes from now on. Return False if others differ."""
+        if config.relaying != self.config.relaying:
+            return False
+        self.config = config
+        self._node.change_check_endpoint(config.check_endpoint)
+        self.change_health(health)
+        return True
+
     def change_health(self, health: HealthConfig) -> None:
         """Use these health check settings from now on."""
         health = self.config.health_check or health
@@ -275,6 +284,11 @@ class RemoteNodes:
         """Count a request to a node that another process has sent. The node may be gone meanwhile."""
         if (node := self._nodes.get(node_id)) is not None:
             node.count_request(outcome, tenant)
+
+    def change_probes(self, config: NodeConfig, health: HealthConfig) -> bool:
+        """Use the configuration of a node for its probes; return False if the node must be replaced."""
+        node = self._nodes.get(config.id)
+        return node is not None and node.change_probes(config, health)
 
     def change_health(self, health: HealthConfig) -> None:
         """Use these health check settings for all nodes from now on; drained nodes stay drained."""

@@ -152,6 +152,10 @@ class RemoteNode:
         self._health.change(health)
         self._breaker.failures = health.failures
 
+    def change_check_endpoint(self, path: str | None) -> None:
+        """Probe it at another path from now on; see `ServerProbe`."""
+        self._server.use(path)
+
     def status(self) -> RemoteStatus:
         """Return the status that `GET /nodes` shows."""
         return RemoteStatus(
@@ -365,7 +369,7 @@ def remote_node(
         api_key=config.api_key,
         speaks_messages="messages" in config.dialects,
         timeouts=upstream_timeouts(config.timeouts),
-        tls=None if config.ca_file is None else ssl.create_default_context(cafile=config.ca_file),
+        tls=node_tls(config),
         may_be_restricted=may_be_restricted,
     )
     # 1 is the default: then the seats that a Fairlead reports are used instead.
@@ -384,6 +388,11 @@ def remote_node(
         check_endpoint=config.check_endpoint,
         alias_key=config.api_key,
     )
+
+
+def node_tls(config: NodeConfig) -> ssl.SSLContext | None:
+    """Return the TLS settings of a node with authorities of its own; None: the default ones."""
+    return None if config.ca_file is None else ssl.create_default_context(cafile=config.ca_file)
 
 
 def upstream_timeouts(config: TimeoutsConfig) -> UpstreamTimeouts:

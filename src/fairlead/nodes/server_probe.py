@@ -110,6 +110,10 @@ class ServerProbe:
         self._upstream = upstream
         self._requests_models = requests_models
         self._own_instance = own_instance
+        self.use(check_endpoint)
+
+    def use(self, check_endpoint: str | None) -> None:
+        """Ask for another path from now on."""
         self._check_endpoint = check_endpoint
         self._path = MODELS if check_endpoint is None else check_endpoint
 

@@ -24,7 +24,7 @@ from fairlead.nodes.command_node import command_upstream
 from fairlead.nodes.engine_node import EngineNode, attached_engine
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
-from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, upstream_timeouts
+from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, node_tls, upstream_timeouts
 from fairlead.nodes.server_probe import SEATS_AT_MOST
 from fairlead.process.health import Outcome
 from fairlead.roles.fleet_state import FleetState
@@ -98,8 +98,8 @@ class FrontNodes:
         servers: dict[str, tuple[object, Callable[[], RemoteNode]]] = {}
         for remote in state.remote:
             config = remote.config
-            parts = (config, remote.dialects, remote.may_be_restricted)
-            servers[config.id] = parts, partial(self._remote, *parts)
+            others = remote.dialects, remote.may_be_restricted
+            servers[config.id] = (config.relaying, *others), partial(self._remote, config, *others)
         for model, command in state.commands.items():
             servers[f"command:{model}"] = command, partial(_command, command)
         for node_id, (source, _) in list(self._servers.items()):
@@ -135,6 +135,7 @@ class FrontNodes:
             api_key=config.api_key,
             speaks_messages="messages" in config.dialects,
             timeouts=upstream_timeouts(config.timeouts),
+            tls=node_tls(config),
             may_be_restricted=may_be_restricted,
         )
         return RemoteNode(

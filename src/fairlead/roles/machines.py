@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from fairlead import interpreter
-from fairlead.app import ServerObserver, announce, url_of, watch_signals
+from fairlead.app import ServerObserver, announce, ignore_hangups, url_of, watch_signals
 from fairlead.cluster.launcher_process import refuse_without_ray
 from fairlead.config import Config, ConfigError, DispatcherConfig
 from fairlead.descriptors import raise_limit
@@ -67,6 +67,7 @@ async def dispatch(
     link = NoSupervisor()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_at_signal, announcer, nursery.cancel_scope)
+        nursery.start_soon(ignore_hangups)
         term = await nursery.start(lease.hold)
         start = control.RunDispatcher(control.pack(config), "", key, epoch=term.epoch, expected=None)
         address = LinkAddress.parse(settings.listen)
@@ -103,6 +104,7 @@ async def serve_front(
         async with trio.open_nursery() as nursery:
             delay_s = config.limits.drain_delay_s
             nursery.start_soon(watch_signals, link.drain, announcer, link.stop, delay_s)
+            nursery.start_soon(ignore_hangups)
             nursery.start_soon(_announce_front, link, role, announcer, task_status)
             await role.run()
             nursery.cancel_scope.cancel()

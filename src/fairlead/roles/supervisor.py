@@ -17,7 +17,7 @@ import trio
 from msgspec.structs import replace
 
 from fairlead import interpreter
-from fairlead.app import ServerObserver, announce, url_of, watch_signals
+from fairlead.app import ServerObserver, announce, ignore_hangups, url_of, watch_signals
 from fairlead.cluster.launcher_process import keep_launcher, refuse_without_ray
 from fairlead.config import Config, ConfigError
 from fairlead.descriptors import raise_limit
@@ -78,7 +78,9 @@ async def supervise(
             supervisor = Supervisor(fixed, directory, sockets, announcer, nursery)
             delay_s = config.limits.drain_delay_s
             nursery.start_soon(watch_signals, supervisor.drain, announcer, supervisor.stop, delay_s)
-            if source is not None:
+            if source is None:
+                nursery.start_soon(ignore_hangups)
+            else:
                 change = partial(supervisor.reload, port)
                 nursery.start_soon(keep_running, "reloading", watch_config, source, config, change)
             await supervisor.run(partial(task_status.started, supervisor))
