@@ -1,5 +1,7 @@
 """A front reports how its requests to remote nodes end, and ends those to a server found dead by probes."""
 
+import shutil
+from contextlib import suppress
 from math import inf
 from types import SimpleNamespace
 
@@ -12,8 +14,9 @@ from fairlead.errors import NodeFailed
 from fairlead.roles.fleet_state import state_of
 from fairlead.roles.front_nodes import SUCCESS_S, FrontNodes
 from fleet.running_fleet import running_fleet
-from nodes.listening import CollectedDeltas, generated, relayed_job, stub
-from nodes.stub_server import StubServer, text
+from nodes.listening import CollectedDeltas, generated, relayed_job, stub, tls_contexts
+from nodes.scripted import full_response
+from nodes.stub_server import StubServer, stream_events, text
 from roles.running_server import CHAT, RunningServer, running
 from roles.test_takeover_state import remote, state
 
@@ -227,3 +230,28 @@ async def test_change_of_a_nodes_probes_keeps_the_node():
         nodes.update(state(msgspec.structs.replace(before, config=config)))
         assert nodes.find("far") is not found
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, which makes a certificate")
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_front_trusts_the_authorities_of_a_node(tmp_path, has_file):
+    context, _ = tls_contexts(tmp_path)
+    authorities = str(tmp_path / "certificate.pem") if has_file else None
+    answer = full_response(b"".join(stream_events(CHAT, {}, 2, 1)), "text/event-stream", "Connection: close")
+
+    async def serve(stream):
+        async with trio.SSLStream(stream, context, server_side=True, https_compatible=True) as secure:
+            with suppress(trio.BrokenResourceError):
+                await secure.receive_some()
+                await secure.send_all(answer)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        far = remote(f"https://localhost:{listeners[0].socket.getsockname()[1]}")
+        nodes = front_nodes(nursery)
+        config = msgspec.structs.replace(far.config, ca_file=authorities)
+        nodes.update(state(msgspec.structs.replace(far, config=config)))
+        error = (await generated(nodes.find("far"), relayed_job())).error
+        nursery.cancel_scope.cancel()
+    assert error is None if has_file else "certificate" in error.message
