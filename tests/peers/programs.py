@@ -26,7 +26,7 @@ from peers.backend import MODEL
 
 START_S = 60.0
 STOP_S = 10.0
-BODY_BYTES = 1 << 20  # the largest request body that nginx and Caddy let through
+BODY_BYTES = 1 << 20  # the largest request body that proxies let through
 READ_TIMEOUT_S = 2  # how long proxies let a server be silent
 MASTER_KEY = "sk-master"  # of LiteLLM's proxy
 SLOTS = 2  # of llama.cpp's server
@@ -177,6 +177,7 @@ defaults
   timeout server {read_timeout_s}s
 listen all
   bind 127.0.0.1:{port}
+  http-request deny deny_status 413 if {{ req.hdr_val(content-length) gt {body_bytes} }}
   server one {address}
 """
 
@@ -277,6 +278,9 @@ def fairlead(folder: Path, _target: str) -> Program:
     return Program(command, port, folder / "node.log", {"NO_COLOR": "1"}, "sk-node")
 
 
+# What each answers to a larger body. Caddy 2.6 passes on as much as it allows, cuts its own connection, and
+# calls that a failure of the server; it closes the client's connection, too.
+TOO_LARGE = {"nginx": 413, "caddy": 502, "haproxy": 413}
 PROXIES: dict[str, Callable[[Path, str], Program]] = {"nginx": nginx, "caddy": caddy, "haproxy": haproxy}
 ROUTERS = PROXIES | {"litellm": litellm}
 ENGINES: dict[str, Callable[[Path, str], Program]] = {

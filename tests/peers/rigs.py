@@ -145,9 +145,11 @@ def peer(name: str, folder: Path) -> Iterator[tuple[Program | None, Backend | No
 
 
 @contextmanager
-def as_node(name: str, folder: Path) -> Iterator[Rig]:
+def as_node(name: str, folder: Path, *, fronts: int = 1) -> Iterator[Rig]:
     """Run a peer, and a Fairlead whose node it is."""
-    with peer(name, folder) as (program, backend, settings), fairlead(folder, settings) as server:
+    with ExitStack() as stack:
+        program, backend, settings = stack.enter_context(peer(name, folder))
+        server = stack.enter_context(fairlead(folder, {**settings, "fronts": fronts}))
         rig = Rig(name, server, server.url, "unused", DIALECTS.get(name, OPENAI), backend, program)
         until(lambda: rig.node()["state"] == "up" and MODEL in rig.node()["models"])
         yield rig

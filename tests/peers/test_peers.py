@@ -1,9 +1,11 @@
 """Rules that hold with each program, as a node of Fairlead and in front of it."""
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -11,12 +13,13 @@ import pytest
 
 from e2e.real_server import TIMEOUT_S, until
 from peers.backend import ARGUMENTS, TEXT, TOOL, WORDS
-from peers.programs import BODY_BYTES, ENGINES, PROXIES, READ_TIMEOUT_S, ROUTERS, SHAPES, SLOTS
+from peers.programs import BODY_BYTES, ENGINES, PROXIES, READ_TIMEOUT_S, ROUTERS, SHAPES, SLOTS, TOO_LARGE
 from peers.rigs import PROBE_S, Rig, as_node, fairlead, in_front, marks, peer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NODES = (*ROUTERS, *ENGINES, *SHAPES)
+SLOW = ("vllm", "litellm")  # to start
 UNAWARE = ("litellm", "llama.cpp")  # these finish an answer without `stream` whose client has left
 FAILURES = (429, 502, 503, 504)
 
@@ -24,7 +27,7 @@ FAILURES = (429, 502, 503, 504)
 @pytest.fixture(scope="module")
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     place, name = request.param
-    start = as_node if place == "node" else in_front
+    start = {"node": as_node, "fronts": partial(as_node, fronts=2), "front": in_front}[place]
     with start(name, tmp_path_factory.mktemp(f"{place}-{name}")) as running:
         yield running
 
@@ -40,9 +43,13 @@ def quick(request: pytest.FixtureRequest) -> Iterator[None]:
         until(lambda: rig.server.queue()["running"] == rig.server.queue()["waiting"] == 0)
 
 
-def every(nodes=(), fronts=()):
-    """Parametrize a test by peers that are nodes and peers in front."""
-    places = [("node", nodes), ("front", fronts)]
+def every(nodes=(), fronts=(), *, several_fronts=False):
+    """Parametrize a test by peers that are nodes and peers in front.
+
+    `several_fronts`: with the nodes also of a Fairlead of two fronts.
+    """
+    again = [name for name in nodes if name not in SLOW] if several_fronts else ()
+    places = [("node", nodes), ("fronts", again), ("front", fronts)]
     parameters = [
         pytest.param((place, name), marks=marks(name, place), id=f"{place}-{name}")
         for place, names in places
@@ -57,14 +64,15 @@ def test_chat_is_answered(rig):
     assert text == TEXT if rig.backend else text
 
 
-@every(NODES, ROUTERS)
+@every(NODES, ROUTERS, several_fronts=True)
 def test_stream_is_whole(rig):
     text = rig.dialect.stream(rig.url, rig.key)
     assert text == TEXT if rig.backend else text
 
 
 # With `tool_choice: required`, too, the server of `xllamacpp` lets a model of random weights write text only.
-@every([name for name in NODES if name != "llama.cpp"], ROUTERS)
+# vLLM 0.32 leaves out a call that its answer has not completed, and the small model completes none.
+@every([name for name in NODES if name not in ("llama.cpp", "vllm")], ROUTERS)
 def test_tool_is_called(rig):
     assert rig.dialect.call(rig.url, rig.key) == (TOOL, ARGUMENTS)
 
@@ -92,7 +100,7 @@ def is_at_rest(rig: Rig) -> bool:
     return rig.running() == 0 and rig.server.queue()["running"] == 0
 
 
-@every(NODES, ROUTERS)
+@every(NODES, ROUTERS, several_fronts=True)
 def test_leaving_in_the_middle_ends_the_work_of_the_peer(rig):
     rig.slow_down(pause_s=0.5)
     with rig.asking(rig.long_body()) as lines:
@@ -116,7 +124,7 @@ def test_leaving_before_the_first_byte_frees_the_seat(rig):
     assert rig.ask().status_code == 200
 
 
-@every(NODES)
+@every(NODES, several_fronts=True)
 def test_client_that_leaves_the_queue_never_reaches_the_peer(rig):
     rig.slow_down(pause_s=0.5)
     with ExitStack() as stack:
@@ -135,7 +143,7 @@ def test_client_that_leaves_the_queue_never_reaches_the_peer(rig):
 # Peers that fail -------------------------------------------------------------------------------------------
 
 
-@every((*ROUTERS, *SHAPES))
+@every((*ROUTERS, *SHAPES), several_fronts=True)
 @pytest.mark.parametrize("status", [503, 429])
 def test_job_waits_for_a_full_peer(rig, status):
     rig.backend.refusals, rig.backend.refusal = 2, status
@@ -161,17 +169,17 @@ def test_job_waits_for_an_engine_that_others_use(rig):
         assert third.result(TIMEOUT_S).status_code == 200
 
 
-@every(["nginx"])
+@every(PROXIES, several_fronts=True)
 def test_too_large_body_is_answered_by_the_peer(rig):
     begun = rig.backend.generations
     answer = rig.ask(rig.dialect.body(stream=False, content="x" * (2 * BODY_BYTES)))
-    assert answer.status_code == 413, answer.text
+    assert answer.status_code == TOO_LARGE[rig.name], answer.text
     assert rig.backend.generations == begun
     assert rig.node()["state"] == "up"
     assert rig.ask().status_code == 200
 
 
-@every(PROXIES)
+@every(PROXIES, several_fronts=True)
 def test_timeout_of_a_proxy_ends_only_the_slow_request(rig):
     rig.slow_down(pause_s=0.7)
     with rig.asking(rig.long_body()) as lines:
@@ -186,14 +194,14 @@ def test_timeout_of_a_proxy_ends_only_the_slow_request(rig):
         assert "data: [DONE]" in list(lines)
 
 
-@every(NODES)
+@every(NODES, several_fronts=True)
 def test_peer_may_restart_under_load(rig):
     rig.slow_down(pause_s=0.02)
-    end = time.monotonic() + 6
+    is_over = threading.Event()
 
     def load() -> set[object]:
         found: set[object] = set()
-        while time.monotonic() < end:
+        while not is_over.is_set():
             try:
                 found.add(rig.ask(rig.dialect.body(stream=bool(len(found) % 2))).status_code)
             except httpx.RemoteProtocolError:
@@ -203,12 +211,16 @@ def test_peer_may_restart_under_load(rig):
     with ThreadPoolExecutor() as threads:
         loads = [threads.submit(load) for _ in range(2 * SLOTS)]
         time.sleep(1)
-        for _ in rig.restart():
-            time.sleep(0.5)
+        try:
+            for _ in rig.restart():
+                time.sleep(0.5)
+            until(lambda: rig.node()["state"] == "up")
+            time.sleep(1)
+        finally:
+            is_over.set()
         statuses = set().union(*(each.result(TIMEOUT_S) for each in loads))
     assert 200 in statuses
     assert statuses <= {200, "cut", *FAILURES}
-    until(lambda: rig.node()["state"] == "up")
     assert rig.ask().status_code == 200
     until(lambda: is_at_rest(rig), within_s=5)
 
