@@ -24,7 +24,7 @@ DELTAS = {
     "input_json_delta": ("tool_use", "partial_json"),
 }
 MESSAGE = {"id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
-BLOCKS = {
+BLOCKS: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
     "tool_use": {"type": "tool_use", "input": {}},
@@ -109,9 +109,10 @@ def read(events: list[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
 def parsed(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call; empty if they are cut, as in a whole message."""
     try:
-        return json.loads(arguments)
+        read: dict[str, Any] = json.loads(arguments)
     except ValueError:
         return {}
+    return read
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:

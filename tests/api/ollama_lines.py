@@ -16,8 +16,8 @@ ENDING = {"done_reason", *COUNTS, *DURATIONS}
 
 def checked(text: bytes, kind: type) -> dict[str, Any]:
     """Return an object that has exactly the members of its type, those of its end only with `done`."""
-    read = msgspec.json.decode(text, type=kind, strict=True)
-    document = json.loads(text)
+    read: Any = msgspec.json.decode(text, type=kind, strict=True)
+    document: dict[str, Any] = json.loads(text)
     assert document == without_nulls(json.loads(msgspec.json.encode(read)))
     assert document["created_at"].endswith("Z")
     assert (ENDING & document.keys()) == (ENDING if document["done"] else set())

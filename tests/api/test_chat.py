@@ -4,13 +4,10 @@ import json
 import threading
 
 import pytest
-import trio
-import trio.testing
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fairlead.api import sse
 from fairlead.api.dialects import openai_chat
-from fairlead.errors import NodeFailed, RequestTimeout
 from fairlead.job import Delta, Sampling, TokenLogprob
 
 CHAT = "/v1/chat/completions"
@@ -120,13 +117,6 @@ async def test_without_stream_options_no_chunk_has_usage(client, chat):
     assert b"usage" not in reply.body
 
 
-async def test_text_is_encoded_so_that_it_cannot_end_an_event(client, chat):
-    text = 'a\n\ndata: [DONE]\n\n"\\ é 🦊 \x00\u2028'
-    client.gateway.script = lambda job: [[Delta(0, text, [1], finish_reason="stop")]]
-    reply = await client.post(CHAT, chat(stream=True))
-    assert text == "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply.chunks)
-
-
 async def test_deltas_without_visible_text_make_no_chunk(client, chat):
     client.gateway.script = lambda job: [
         [Delta(0, "a", [1])],
@@ -220,62 +210,6 @@ async def test_stop_string_is_reported_as_the_stop_reason(client, chat):
     assert reply.chunks[-1]["choices"][0]["stop_reason"] == "END"
 
 
-async def test_error_after_the_first_byte_is_an_event_and_cuts_the_stream(client, chat):
-    client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], NodeFailed("the node died")]
-    reply = await client.post(CHAT, chat(stream=True))
-    assert reply.status == 200
-    assert (json.loads(reply.events[-1])) == {
-        "error": {"message": "the node died", "type": "server_error", "param": None, "code": "node_failed"}
-    }
-    assert b"[DONE]" not in reply.body
-    assert not reply.is_complete
-
-
-async def test_bug_while_streaming_is_an_event_without_internals_and_cuts_the_stream(client, chat, log):
-    client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], [Delta(99, "no such choice", [2])]]
-    reply = await client.post(CHAT, chat(stream=True))
-    assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
-    assert b"IndexError" not in reply.body
-    assert [IndexError] == [type(entry["exc_info"]) for entry in log]
-    assert not reply.is_complete
-
-
-@pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [1])], None]], ids=["waiting", "running"])
-@pytest.mark.parametrize("stream", [False, True])
-async def test_disconnect_ends_the_job(client, chat, stream, script):
-    client.gateway.script = lambda job: script
-    left = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post(CHAT, chat(stream=stream), disconnected=left))
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(client.gateway.jobs) == 1
-        assert client.gateway.ended == 0
-        left.set()
-    assert client.gateway.ended == 1
-
-
-async def test_without_streaming_a_failed_response_has_no_partial_text(client, chat):
-    client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], RequestTimeout("too long")]
-    reply = await client.post(CHAT, chat())
-    assert reply.status == 408
-    assert reply.headers["x-should-retry"] == "false"
-    assert b"Hel" not in reply.body
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_response_to_a_queued_request_has_wait_headers(client, chat, stream):
-    client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
-    reply = await client.post(CHAT, chat(stream=stream))
-    assert reply.headers["x-estimated-wait"] == "24"
-    assert reply.headers["x-queue-position"] == "3"
-
-
-async def test_response_without_a_wait_has_no_wait_headers(client, chat):
-    reply = await client.post(CHAT, chat())
-    assert "x-estimated-wait" not in reply.headers
-    assert "x-queue-position" not in reply.headers
-
-
 async def test_every_sampling_field_reaches_the_engine(client, chat):
     await client.post(
         CHAT,
@@ -310,18 +244,6 @@ async def test_every_sampling_field_reaches_the_engine(client, chat):
         stop_token_ids=(3, 4),
         ignore_eos=True,
     )
-
-
-async def test_omitted_and_null_fields_have_the_models_defaults(client, chat, model):
-    nulls = dict.fromkeys(
-        ["temperature", "top_p", "top_k", "n", "stop", "max_tokens", "logit_bias", "stream", "seed"]
-    )
-    await client.post(CHAT, chat(**nulls))
-    job = client.gateway.job
-    room = model.max_model_len - job.prompt_tokens
-    assert job.sampling == Sampling(max_tokens=room, temperature=0.7, top_k=20)
-    assert job.n == 1
-    assert job.stop == ()
 
 
 async def test_max_completion_tokens_takes_precedence_over_max_tokens(client, chat):
@@ -416,18 +338,6 @@ async def test_many_messages_are_prepared_in_a_thread(client, monkeypatch, path,
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-async def test_response_for_an_alias_has_the_canonical_name(client, chat):
-    reply = await client.post(CHAT, chat(model="tiny"))
-    assert reply.json["model"] == "small"
-    assert client.gateway.job.model == "small"
-
-
 async def test_with_one_model_its_name_may_be_omitted(client):
     reply = await client.post(CHAT, {"messages": [{"role": "user", "content": "hello"}]})
     assert reply.json["model"] == "small"
-
-
-async def test_with_several_models_one_must_be_named(client_with, model, chat):
-    client = client_with(models={"small": model, "other": model})
-    reply = await client.post(CHAT, chat(model=None))
-    assert (reply.status, reply.error["param"]) == (400, "model")

@@ -13,8 +13,6 @@ from openai.types import CreateEmbeddingResponse
 from api.conftest import FakeFleet
 from fairlead.api import sse
 from fairlead.api.dialects.openai_embeddings import shortened
-from fairlead.config import ApiKey
-from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
 from fairlead.text.embedding import EmbeddingSettings
 
@@ -123,8 +121,6 @@ def test_zero_vector_stays_zero_when_shortened():
         ({"input": "a", "dimensions": WIDTH + 1}, "dimensions"),
         ({"input": "a", "dimensions": 1.5}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
-        ({"input": "a", "user": 7}, "user"),
-        ({"input": "a", "priority": "now"}, "priority"),
     ],
 )
 async def test_invalid_body_is_refused_by_field(client, fields, param):
@@ -133,92 +129,8 @@ async def test_invalid_body_is_refused_by_field(client, fields, param):
     assert not client.gateway.jobs
 
 
-async def test_text_that_is_too_long_is_refused_with_openais_code(client):
-    reply = await client.post(EMBEDDINGS, {"model": "small", "input": ["a", "word " * 5000]})
-    assert (
-        reply.status,
-        reply.error["code"],
-        reply.error["param"],
-    ) == (400, "context_length_exceeded", "input")
-    assert not client.gateway.jobs
-
-
-async def test_text_model_refuses_embeddings(client_with, model):
-    reply = await client_with().post(EMBEDDINGS, {"model": "small", "input": "a"})
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
-    assert "does not make embeddings" in reply.error["message"]
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_embedding_model_refuses_completions(client, chat, path):
-    reply = await client.post(path, {**chat(), "prompt": "hello"})
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
-    assert not client.gateway.jobs
-
-
 async def test_model_card_has_the_task(client):
     assert (await client.get("/v1/models/small")).json["task"] == "embed"
-
-
-async def test_unknown_model_and_another_method_are_errors_in_openais_format(client):
-    reply = await client.post(EMBEDDINGS, {"model": "large", "input": "a"})
-    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
-    reply = await client.get(EMBEDDINGS)
-    assert (reply.status, reply.headers["allow"].removeprefix("OPTIONS, ")) == (405, "POST")
-
-
-async def test_key_that_may_not_use_the_model_gets_a_403(client_with, embedder):
-    client = client_with(ApiKey(key="k", models=("other",)), models={"small": embedder})
-    headers = {"Authorization": "Bearer k"}
-    reply = await client.post(EMBEDDINGS, {"model": "small", "input": "a"}, headers=headers)
-    assert (reply.status, reply.error["code"]) == (403, "forbidden")
-
-
-async def test_headers_set_priority_no_queue_and_request_id(client):
-    headers = {"X-Priority": "high", "X-No-Queue": "1", "X-Request-Id": "mine"}
-    reply = await client.post(EMBEDDINGS, {"input": "a"}, headers=headers)
-    job = client.gateway.job
-    assert (
-        job.priority,
-        job.no_queue,
-        job.request_id,
-        reply.headers["x-request-id"],
-    ) == (0, True, "mine", "mine")
-
-
-async def test_response_to_a_queued_request_has_wait_headers(client):
-    client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
-    reply = await client.post(EMBEDDINGS, {"input": "a"})
-    assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("24", "3")
-
-
-@pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=3), NodeFailed("it died")])
-async def test_error_at_any_time_is_the_whole_response(client, error):
-    client.gateway.refusal = error
-    reply = await client.post(EMBEDDINGS, {"input": ["a", "b"]})
-    assert (error.status, error.code) == (reply.status, reply.error["code"])
-    client.gateway.refusal = None
-    client.gateway.script = lambda job: [*script(job)[:1], error]
-    reply = await client.post(EMBEDDINGS, {"input": ["a", "b"]})
-    assert (error.status, error.code) == (reply.status, reply.error["code"])
-
-
-async def test_vector_of_another_length_is_a_node_failure(client):
-    client.gateway.script = lambda _: [[Delta(0, finish_reason="stop", vector=b"1234")]]
-    reply = await client.post(EMBEDDINGS, {"input": "a"})
-    assert (reply.status, reply.error["code"]) == (502, "node_failed")
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-async def test_disconnect_ends_the_job(client, autojump_clock, steps):
-    client.gateway.script = lambda job: [*script(job)[:steps], None]
-    left = trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post(EMBEDDINGS, {"input": ["a", "b"]}, disconnected=left))
-        await trio.testing.wait_all_tasks_blocked()
-        assert client.gateway.ended == 0
-        left.set()
-    assert client.gateway.ended == 1
 
 
 async def test_large_response_is_written_in_a_thread(client, monkeypatch):

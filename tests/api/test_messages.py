@@ -4,19 +4,14 @@ import json
 import re
 
 import pytest
-import trio
-import trio.testing
 
 from api.conftest import client_of, small_model
 from api.message_events import PATH, events_of, read, without_ids
-from api.written_answers import CHAT, HERMES, MISTRAL, call, client_writing, tool
+from api.written_answers import CHAT, HERMES, call, client_writing, tool
 from fairlead.api.dialects.anthropic_messages import MessagesDialect
 from fairlead.api.dialects.dialect import AnswerContext
-from fairlead.config import ApiKey, QueueConfig
+from fairlead.config import ApiKey
 from fairlead.errors import (
-    Cancelled,
-    Draining,
-    EngineFailed,
     ModelLoading,
     NodeFailed,
     NodeRefused,
@@ -164,15 +159,6 @@ async def test_arguments_that_are_cut_are_an_empty_input(hermes):
     assert kinds == ["tool_use", "input_json_delta"]
 
 
-async def test_text_after_a_call_is_a_block_of_its_own(hermes):
-    client = client_writing(hermes, WEATHER_CALL + "Done.")
-    reply = await client.post(PATH, body_of(tools=TOOLS, stream=True))
-    message, _ = read(events_of(reply.body))
-    assert [block["type"] for block in message["content"]] == ["tool_use", "text"]
-    assert message["content"][0]["input"] == json.loads(OSLO)
-    assert message["content"][1]["text"] == "Done."
-
-
 async def test_text_after_a_call_does_not_cut_the_call_where_deltas_are_merged(hermes):
     client = client_of(hermes)
     begun, rest = Delta(0, calls=[CallPiece(0, "weather", '{"city": ')]), CallPiece(0, None, '"Oslo"}')
@@ -182,49 +168,6 @@ async def test_text_after_a_call_does_not_cut_the_call_where_deltas_are_merged(h
     message, _ = read(events_of(reply.body))
     assert [block["type"] for block in message["content"]] == ["tool_use", "text", "tool_use"]
     assert message["content"][0]["input"] == {"city": "Oslo"}
-
-
-async def test_cached_tokens_are_counted_apart_from_other_tokens_of_the_prompt(client):
-    client.gateway.script = lambda job: [[Delta(0, "a", [1], finish_reason="stop", cached_tokens=3)]]
-    whole = (await client.post(PATH, body_of())).json
-    streamed = events_of((await client.post(PATH, body_of(stream=True))).body)
-    prompt = len(client.gateway.jobs[0].prompts[0])
-    for usage in (whole["usage"], streamed[0]["message"]["usage"], streamed[-2]["usage"]):
-        assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (prompt - 3, 3)
-
-
-async def test_ids_of_calls_fit_templates_of_mistral(tmp_path):
-    mistral = small_model(tmp_path, MISTRAL)
-    client = client_writing(mistral, f"[TOOL_CALLS]weather[ARGS]{OSLO}")
-    answer = (await client.post(PATH, body_of(tools=TOOLS))).json
-    (used,) = answer["content"]
-    assert re.fullmatch("[0-9a-z]{9}", used["id"])
-    result = {"type": "tool_result", "tool_use_id": used["id"], "content": "4 degrees"}
-    turns = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
-    reply = await client.post(PATH, body_of(tools=TOOLS, messages=[*body_of()["messages"], *turns]))
-    assert reply.status == 200, reply.body
-
-
-async def test_answer_and_usage_are_those_of_a_chat(hermes):
-    text = THOUGHT + "Let me see." + WEATHER_CALL
-    client = client_writing(hermes, text)
-    chat = await client.post(CHAT, {"messages": body_of()["messages"], "tools": [tool("weather")]})
-    message = await client.post(PATH, body_of(tools=[{**TOOLS[0], "description": "It does weather."}]))
-    one, other = client.gateway.jobs
-    assert (one.prompts, one.parts, one.sampling.grammar) == (
-        other.prompts,
-        other.parts,
-        other.sampling.grammar,
-    )
-    usage, counts = chat.json["usage"], message.json["usage"]
-    assert counts["input_tokens"] + counts["cache_read_input_tokens"] == usage["prompt_tokens"]
-    assert counts["output_tokens"] == usage["completion_tokens"]
-    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert counts["output_tokens_details"] == {"thinking_tokens": reasoning}
-    said = chat.json["choices"][0]["message"]
-    thinking, text, used = message.json["content"]
-    assert (thinking["thinking"], text["text"]) == (said["reasoning_content"], said["content"])
-    assert used["input"] == json.loads(said["tool_calls"][0]["function"]["arguments"])
 
 
 async def test_answer_of_another_server_is_written_without_our_model():
@@ -258,37 +201,6 @@ async def test_waiting_stream_gets_pings_before_its_message(client, autojump_clo
     assert events[:3] == [{"type": "ping"}] * 3
     assert read(events[3:])[0]["content"] == [{"type": "text", "text": "Hello world"}]
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("104", "13")
-
-
-async def test_stream_that_is_refused_after_a_ping_ends_with_an_error(client_with, autojump_clock):
-    client = client_with(queue=QueueConfig(keep_alive_s=1.0))
-    client.gateway.wait_s, client.gateway.refusal = 1.5, QueueTimeout("too long")
-    reply = await client.post(PATH, body_of(stream=True))
-    ping, error = events_of(reply.body)
-    assert ping == {"type": "ping"}
-    members = {"type": "timeout_error", "message": "too long", "param": None, "code": "queue_timeout"}
-    assert error == {"type": "error", "error": members}
-    assert not reply.is_complete
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (NodeFailed("gone"), "api_error"),
-        (EngineFailed("NaN"), "api_error"),
-        (Draining("bye"), "overloaded_error"),
-        (QueueTimeout("late"), "timeout_error"),
-        (Cancelled("by its id"), "invalid_request_error"),
-    ],
-)
-@pytest.mark.parametrize("text", ["", "Hello"])
-async def test_failed_answer_ends_with_an_error_and_a_cut_stream(client, error, kind, text):
-    client.gateway.script = lambda job: [[Delta(0, text, [1])], error]
-    reply = await client.post(PATH, body_of(stream=True))
-    *before, last = events_of(reply.body)
-    assert before[0]["type"] == "message_start"
-    assert (last["type"], last["error"]["type"], last["error"]["message"]) == ("error", kind, error.message)
-    assert not reply.is_complete
 
 
 @pytest.mark.parametrize(
@@ -342,14 +254,3 @@ async def test_answers_and_errors_have_the_header_of_the_request_id(model, bypas
     assert refused.headers["request-id"] == refused.headers["x-request-id"]
     other = await client.post(CHAT, body_of(), headers=headers)
     assert "request-id" not in other.headers
-
-
-async def test_client_that_leaves_ends_its_job(client):
-    left = trio.Event()
-    client.gateway.script = lambda job: [[Delta(0, "a", [1])], None]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post(PATH, body_of(stream=True), disconnected=left))
-        await trio.testing.wait_all_tasks_blocked()
-        assert client.gateway.ended == 0
-        left.set()
-    assert client.gateway.ended == 1

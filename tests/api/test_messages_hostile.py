@@ -185,12 +185,6 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 OUT_OF_RANGE = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
-    ({"temperature": 2.1}, "temperature"),
-    ({"temperature": -0.1}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"top_k": -2}, "top_k"),
-    ({"stop_sequences": [""]}, "stop_sequences[0]"),
-    ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -252,12 +246,6 @@ async def test_refusal_of_a_block_says_which_are_served(client, fields, param):
     assert error["param"] == param
     assert repr(IMAGE["type"]) in error["message"] or "'tool_result'" in error["message"]
     assert "only text, thinking, calls and their results" in error["message"]
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"a"', b"\xff", b'{"max_tokens": NaN}'])
-async def test_body_that_is_no_json_object_is_refused(client, body):
-    reply = await client.post(PATH, body)
-    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
 
 
 blocks = st.lists(

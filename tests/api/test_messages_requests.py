@@ -378,14 +378,6 @@ async def test_budget_of_thinking_is_a_limit(opened):
     assert (await job_of(opened, body_of())).sampling.reasoning_limit is None
 
 
-async def test_sampling_parameters_reach_the_job(model):
-    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "stop_sequences": ["a", "b"], "seed": 3}
-    job = await job_of(model, body_of(max_tokens=9, **fields))
-    sampling = job.sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.5, 0.25, 7)
-    assert (job.stop, sampling.seed) == (("a", "b"), 3)
-
-
 async def test_longer_answers_than_fit_may_be_requested(model):
     job = await job_of(model, body_of(max_tokens=64_000))
     assert job.sampling.max_tokens == 4096 - len(job.prompts[0])
@@ -423,10 +415,3 @@ async def test_metadata_names_the_user_of_a_relayed_request_too(client_with):
     body = json.dumps(body_of(model="remote", metadata={"user_id": "alice"}) | {"unknown": 1}).encode()
     await client.post(PATH, body)
     assert (client.gateway.job.tenant, client.gateway.job.relay.body) == ("user/alice", body)
-
-
-async def test_priority_and_queue_headers_are_those_of_all_dialects(model):
-    client = client_of(model)
-    await client.post(PATH, body_of(), headers={"X-Priority": "low", "X-No-Queue": "1"})
-    job = client.gateway.job
-    assert (job.priority, job.no_queue, job.path) == (2, True, PATH)

@@ -4,7 +4,6 @@ import json
 
 import msgspec
 import pytest
-import trio
 
 from api.conftest import client_of, small_model
 from api.ollama_lines import CHAT, ENDING, checked, lines_of, merged
@@ -14,14 +13,12 @@ from fairlead.api.dialects.dialect import AnswerContext, AnswerTimes
 from fairlead.api.dialects.ollama_chat import OllamaChatDialect
 from fairlead.api.dialects.ollama_writer import OllamaAnswer
 from fairlead.api.ollama_shapes import OllamaChatAnswer, OllamaText
-from fairlead.config import ApiKey, Limits, QueueConfig
-from fairlead.errors import NodeFailed, QueueFull, QueueTimeout
-from fairlead.job import CallPiece, Delta, Job, Relay, Sampling, TokenLogprob
+from fairlead.config import Limits
+from fairlead.job import CallPiece, Delta, Job, Relay, Sampling
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 OSLO = '{"city": "Oslo", "days": 3}'
 TOOLS = [tool("weather"), tool("time", {"type": "object"})]
-THOUGHT = "<think>\nIt is easy.\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -71,51 +68,10 @@ async def test_whole_answer_has_the_same_members_as_the_last_line(client):
     assert answer.keys() - {"model", "created_at", "message", "done"} == ENDING
 
 
-async def test_answer_and_counts_are_those_of_openais_chat(hermes):
-    text = THOUGHT + "Four."
-    whole, lines = await answers_of(hermes, body(options={"temperature": 0}), text)
-    theirs = (await client_writing(hermes, text).post(OPENAI, body(temperature=0))).json
-    message, usage = theirs["choices"][0]["message"], theirs["usage"]
-    assert whole["message"] == {
-        "role": "assistant",
-        "content": message["content"],
-        "thinking": message["reasoning_content"],
-    }
-    assert merged(lines) == whole["message"]
-    for end in (whole, lines[-1]):
-        counts = (end["prompt_eval_count"], end["eval_count"])
-        assert counts == (usage["prompt_tokens"], usage["completion_tokens"])
-
-
-async def test_empty_answer_is_one_line(model):
-    client = client_of(model, gateway_script=lambda job: [[Delta(0, "", [0], finish_reason="stop")]])
-    (line,) = lines_of(await client.post(CHAT, body()))
-    assert line["message"] == {"role": "assistant", "content": ""}
-
-
-async def test_answer_that_is_cut_has_the_reason_length(model):
-    whole, lines = await answers_of(model, body(), "Hello", is_cut=True)
-    assert whole["done_reason"] == lines[-1]["done_reason"] == "length"
-
-
-async def test_stop_string_ends_the_answer(model):
-    whole, lines = await answers_of(model, body(options={"stop": ["wor"]}), "Hello world")
-    assert (whole["message"]["content"], whole["done_reason"]) == ("Hello ", "stop")
-    assert merged(lines)["content"] == "Hello "
-
-
 async def test_durations_contain_the_wait_for_a_seat(client, autojump_clock):
     client.gateway.wait_s = 5.0
     end = lines_of(await client.post(CHAT, body()))[-1]
     assert end["load_duration"] == 5_000_000_000
-
-
-async def test_empty_parts_are_sent_while_the_request_waits(client_with, autojump_clock):
-    client = client_with(queue=QueueConfig(keep_alive_s=1.0))
-    client.gateway.wait_s = 3.5
-    lines = lines_of(await client.post(CHAT, body()))
-    assert merged(lines)["content"] == "Hello world"
-    assert [line["message"] for line in lines[:3]] == [{"role": "assistant", "content": ""}] * 3
 
 
 # Reasoning and tools ----------------------------------------------------------------------------------
@@ -237,17 +193,6 @@ async def test_empty_format_is_any_text(client, form):
     assert client.gateway.job.sampling.grammar is None
 
 
-async def test_log_probabilities_are_listed_with_their_tokens(model):
-    logprob = TokenLogprob(10, -0.5, ((10, -0.5), (11, -1.5)))
-    script = [[Delta(0, "Hello", [10], [logprob])], [Delta(0, "", [0], [logprob], finish_reason="stop")]]
-    client = client_of(model, gateway_script=lambda job: script)
-    lines = lines_of(await client.post(CHAT, body(logprobs=True, top_logprobs=2)))
-    assert client.gateway.jobs[-1].sampling.logprobs == 2
-    listed = [entry for line in lines for entry in line.get("logprobs", ())]
-    assert [entry["logprob"] for entry in listed] == [-0.5, -0.5]
-    assert [len(entry["top_logprobs"]) for entry in listed] == [2, 2]
-
-
 @pytest.mark.parametrize("is_chat", [True, False])
 def test_answer_that_was_translated_from_another_dialect_needs_no_model(is_chat):
     job = Job(
@@ -281,24 +226,6 @@ async def sampling_of(client, options):
     return client.gateway.job.sampling
 
 
-async def test_options_become_the_sampling_parameters(client):
-    options = {
-        "temperature": 0.3,
-        "top_p": 0.8,
-        "top_k": 7,
-        "min_p": 0.1,
-        "seed": 5,
-        "num_predict": 9,
-        "repeat_penalty": 1.2,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-    }
-    sampling = await sampling_of(client, options)
-    shown = {name: getattr(sampling, name, None) for name in options}
-    shown |= {"num_predict": sampling.max_tokens, "repeat_penalty": sampling.repetition_penalty}
-    assert shown == options
-
-
 async def test_absent_options_are_the_models_own_and_ignored_ones_change_nothing(client, model):
     absent = await sampling_of(client, None)
     assert (absent.temperature, absent.top_k) == (model.defaults.temperature, model.defaults.top_k)
@@ -330,68 +257,6 @@ async def test_a_served_name_with_the_tag_is_found_without_it(client_with, model
     client = client_with(models={"llama:latest": model}, aliases={})
     assert (await client.post(CHAT, body(model="llama"))).status == 200
     assert client.gateway.job.model == "llama:latest"
-
-
-async def test_key_and_tenant_are_checked_as_everywhere(client_with):
-    client = client_with(ApiKey("sk-1", user="ana"), ApiKey("sk-2", models=("other",)))
-    statuses = []
-    for headers in ({}, {"Authorization": "Bearer sk-2"}, {"X-Api-Key": "sk-1", "X-Priority": "low"}):
-        reply = await client.post(CHAT, body(stream=False), headers=headers)
-        statuses.append(reply.status)
-        assert reply.status == 200 or set(reply.json) == {"error"}
-    assert statuses == [401, 403, 200]
-    assert (client.gateway.job.tenant, client.gateway.job.priority) == ("ana", 2)
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(QueueFull("no room", retry_after_s=7), 429), (QueueTimeout("too long"), 504)]
-)
-async def test_refusal_is_an_object_with_the_message(client, error, status):
-    client.gateway.refusal = error
-    reply = await client.post(CHAT, body())
-    assert (reply.status, reply.json) == (status, {"error": error.message})
-    assert status != 429 or reply.headers["retry-after"] == "7"
-
-
-async def test_failure_in_mid_stream_is_the_last_line_and_the_stream_is_cut(client):
-    client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], NodeFailed("gone")]
-    reply = await client.post(CHAT, body())
-    assert not reply.is_complete
-    first, last = map(json.loads, reply.body.splitlines())
-    assert (first["message"]["content"], last) == ("Hello", {"error": "gone"})
-
-
-async def test_failure_after_an_early_beginning_is_a_line(client_with, autojump_clock):
-    client = client_with(queue=QueueConfig(keep_alive_s=1.0))
-    client.gateway.wait_s, client.gateway.refusal = 1.5, QueueTimeout("too long")
-    reply = await client.post(CHAT, body())
-    first, last = map(json.loads, reply.body.splitlines())
-    assert (first["message"]["content"], last) == ("", {"error": "too long"})
-    assert (reply.status, reply.is_complete) == (200, False)
-
-
-async def test_client_that_leaves_ends_its_job(client):
-    client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], None]
-    left, pieces = trio.Event(), []
-    async with trio.open_nursery() as nursery:
-        encoded = json.dumps(body()).encode()
-        nursery.start_soon(lambda: client.send("POST", CHAT, encoded, disconnected=left, pieces=pieces))
-        await trio.testing.wait_all_tasks_blocked()
-        assert b"Hello" in b"".join(pieces)
-        left.set()
-    assert client.gateway.ended == 1
-
-
-async def test_request_is_cancelled_by_its_id(client):
-    client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], None]
-    pieces = []
-    async with trio.open_nursery() as nursery:
-        encoded = json.dumps(body()).encode()
-        headers = {"X-Request-Id": "mine"}
-        nursery.start_soon(lambda: client.send("POST", CHAT, encoded, headers=headers, pieces=pieces))
-        await trio.testing.wait_all_tasks_blocked()
-        assert (await client.post("/v1/requests/mine/cancel", {})).status == 200
-    assert json.loads(pieces[-1]) == {"error": "the request was cancelled"}
 
 
 def test_object_without_content_is_no_valid_line():

@@ -8,7 +8,6 @@ import pytest
 
 from api.test_embeddings import WIDTH, script, vector_of
 from fairlead.api.ollama_shapes import OllamaEmbedding, OllamaEmbeddings
-from fairlead.job import Delta
 from fairlead.text.embedding import EmbeddingSettings
 
 EMBED, EMBEDDINGS = "/api/embed", "/api/embeddings"
@@ -91,15 +90,3 @@ async def test_invalid_field_is_refused_by_name(client, path, fields, field):
     assert (reply.status, set(reply.json)) == (400, {"error"})
     assert reply.json["error"].startswith(f"{field}: ")
     assert client.gateway.jobs == []
-
-
-async def test_model_that_generates_text_makes_no_embeddings(client_with):
-    reply = await client_with().post(EMBED, {"model": "small", "input": "hello"})
-    assert reply.json == {"error": "model: the model small does not make embeddings"}
-
-
-async def test_vector_of_another_width_is_a_failure(client):
-    client.gateway.script = lambda job: [[Delta(0, finish_reason="stop", vector=b"\0" * 12)]]
-    for path, body in ((EMBED, {"input": "hello"}), (EMBEDDINGS, {"prompt": "hello"})):
-        reply = await client.post(path, body)
-        assert (reply.status, set(reply.json)) == (502, {"error"})

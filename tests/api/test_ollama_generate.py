@@ -1,15 +1,11 @@
 """Ollama's /api/generate for our own models."""
 
-import json
-
 import pytest
 
-from api.conftest import client_of, small_model
+from api.conftest import small_model
 from api.ollama_lines import ENDING, GENERATE, checked, lines_of
 from api.written_answers import COMPLETIONS, HERMES, client_writing
 from fairlead.api.ollama_shapes import OllamaText
-from fairlead.errors import NodeFailed
-from fairlead.job import Delta
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +72,3 @@ async def test_format_becomes_a_grammar(client, raw):
 @pytest.mark.parametrize("off", [{"suffix": ""}, {"template": ""}, {"context": []}, {"images": []}])
 async def test_values_that_mean_off_are_accepted(client, off):
     await prompt_of(client, **off)
-
-
-async def test_too_long_a_prompt_is_refused_by_its_field(client):
-    reply = await client.post(GENERATE, body(prompt="hello " * 5000))
-    assert reply.status == 400
-    assert reply.json["error"].startswith("prompt: this model's maximum context length is 4096 tokens")
-
-
-async def test_failure_in_mid_stream_is_the_last_line_and_the_stream_is_cut(model):
-    client = client_of(model, gateway_script=lambda job: [[Delta(0, "Hello", [1])], NodeFailed("gone")])
-    reply = await client.post(GENERATE, body())
-    assert not reply.is_complete
-    assert json.loads(reply.body.splitlines()[-1]) == {"error": "gone"}

@@ -105,15 +105,6 @@ async def test_a_vector_without_a_direction_has_the_cosine_0(model):
     assert [one["score"] for one in reply.json["data"]] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("path", "body"), [(RERANK, ASK), (SCORE, {"text_1": "q", "text_2": "half"})])
-async def test_a_vector_of_another_length_is_a_node_failure(client, path, body):
-    client.gateway.script = lambda job: [
-        [Delta(index, finish_reason="stop", vector=b"1234") for index in range(job.sequences)]
-    ]
-    reply = await client.post(path, body)
-    assert (reply.status, reply.error["code"]) == (502, "node_failed")
-
-
 # Models that score pairs --------------------------------------------------------------------------------
 
 
@@ -158,15 +149,6 @@ async def test_a_model_that_scores_pairs_refuses_embeddings_and_completions(scor
 
 
 # Relays -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", [RERANK, RERANK_2, SCORE])
-async def test_a_relayed_request_keeps_its_bytes_and_its_path(relay_client, path):
-    body = b'{"model": "remote",  "query": ["anything"], "unheard_of": 1, "top_k": 3}'
-    reply = await relay_client.post(path, body)
-    assert (reply.status, reply.body) == (200, remote_responses.ANSWER)
-    relay = relay_client.gateway.job.relay
-    assert (relay.path, relay.body, relay.stream) == (path, body, False)
 
 
 async def test_a_model_that_another_server_has_too_may_rank_there(model):

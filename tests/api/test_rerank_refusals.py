@@ -3,8 +3,6 @@
 import pytest
 
 from api.comparing import ASK, RERANK, SCORE, embedder_client, scorer_client
-from fairlead.config import ApiKey
-from fairlead.errors import NodeFailed, QueueFull
 
 
 @pytest.fixture
@@ -15,15 +13,6 @@ def client(model):
 @pytest.fixture
 def scorer(model):
     return scorer_client(model)
-
-
-@pytest.mark.parametrize(("path", "body"), [(RERANK, ASK), (SCORE, {"text_1": "q", "text_2": "half"})])
-async def test_a_text_model_refuses_to_compare_texts(client_with, path, body):
-    client = client_with()
-    reply = await client.post(path, {**body, "model": "small"})
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
-    assert "does not make embeddings or score pairs of texts" in reply.error["message"]
-    assert client.gateway.jobs == []
 
 
 WRONG = [7, True, 1.5, [], {}, [7], [[]], {"text": 7}, "\ud800"]
@@ -43,9 +32,6 @@ WRONG = [7, True, 1.5, [], {}, [7], [[]], {"text": 7}, "\ud800"]
         ({"documents": [{"text": ""}]}, "documents"),
         *(({"top_n": value}, "top_n") for value in (-1, 1.5, "1", True, [], 2**31)),
         *(({"return_documents": value}, "return_documents") for value in (1, "yes", [])),
-        ({"user": 7}, "user"),
-        ({"priority": "now"}, "priority"),
-        ({"model": 7}, "model"),
         ({"stream": 1}, "stream"),
         ({"top_k": 3}, "top_k"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
@@ -122,21 +108,3 @@ async def test_all_texts_together_are_bounded(model, scorer):
         reply = await client.post(RERANK, {"query": "a", "documents": documents})
         assert (reply.status, reply.error["param"]) == (400, "documents")
         assert "tokens are too many" in reply.error["message"]
-
-
-@pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=3), NodeFailed("it died")])
-async def test_an_error_at_any_time_is_the_whole_response(client, error):
-    client.gateway.refusal = error
-    reply = await client.post(RERANK, ASK)
-    assert (error.status, error.code) == (reply.status, reply.error["code"])
-    client.gateway.refusal, whole = None, client.gateway.script
-    client.gateway.script = lambda job: [*whole(job)[:1], error]
-    reply = await client.post(RERANK, ASK)
-    assert (error.status, error.code) == (reply.status, reply.error["code"])
-
-
-async def test_a_key_that_may_not_use_the_model_gets_a_403(model):
-    client = embedder_client(model, ApiKey(key="k", models=("other",)))
-    reply = await client.post(RERANK, ASK, headers={"Authorization": "Bearer k"})
-    assert (reply.status, reply.error["code"]) == (403, "forbidden")
-    assert (await client.post(RERANK, ASK)).status == 401

@@ -12,10 +12,8 @@ from api.typed_responses import RESPONSES
 from api.written_answers import HERMES, accepts, refusal, vocabulary_of
 from fairlead.api import openapi
 from fairlead.api.dialects import unserved
-from fairlead.api.dialects.openai_responses import ResponsesDialect, ResponsesRequest
+from fairlead.api.dialects.openai_responses import ResponsesRequest
 from fairlead.api.route_table import ROUTES
-from fairlead.config import Limits
-from fairlead.errors import InvalidRequest
 from fake_fleet import FakeFleet
 
 
@@ -49,15 +47,6 @@ async def test_form_of_the_text_constrains_the_answer(client, hermes, text, righ
 async def test_constraints_of_vllm_are_served_too(client, hermes):
     grammar = await grammar_of(client, structured_outputs={"regex": "[0-9]+"}, text={})
     assert accepts(hermes, vocabulary_of(hermes), grammar, "42")
-
-
-async def test_sampling_fields_reach_the_job(client):
-    fields = {"temperature": 0.5, "top_p": 0.5, "top_k": 3, "seed": 7, "max_output_tokens": 9, "min_p": 0.25}
-    await client.post(RESPONSES, {"input": "hello", "stop": ["x", "y"], **fields})
-    job = client.gateway.job
-    assert job.stop == ("x", "y")
-    assert job.sampling.max_tokens == fields.pop("max_output_tokens")
-    assert {name: getattr(job.sampling, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(
@@ -165,11 +154,6 @@ async def test_verbosity_other_than_the_default_is_refused(client):
 
 def test_field_is_served_or_refused_and_never_both():
     assert not set(ResponsesRequest.__struct_fields__) & unserved.RESPONSES.keys()
-
-
-def test_broken_json_is_refused():
-    with pytest.raises(InvalidRequest):
-        ResponsesDialect().decode(b'{"input": ', Limits())
 
 
 # Other servers ---------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ import json
 import re
 
 import pytest
-import trio
 from openai.types.responses import Response
 
 from api.conftest import client_of, small_model
-from api.typed_responses import RESPONSES, check_types, events_of, final_response, kinds_of, without_times
-from api.written_answers import CHAT, HERMES, MISTRAL, WEATHER, call, client_writing
+from api.typed_responses import RESPONSES, events_of, final_response, kinds_of, without_times
+from api.written_answers import HERMES, WEATHER, call, client_writing
 from fairlead.config import QueueConfig
 from fairlead.errors import Cancelled, NodeFailed, QueueTimeout, RateLimited
 from fairlead.job import Delta, TokenLogprob
@@ -114,65 +113,6 @@ async def test_text_after_a_call_is_a_message_of_its_own(hermes):
     assert [output[i]["content"][0]["text"] for i in (0, 2)] == ["So:", "Done."]
 
 
-async def test_deltas_may_be_merged_anywhere(hermes):
-    script = client_writing(hermes, THOUGHT + "Let me see." + WEATHER_CALL).gateway.script
-
-    def merging(job):
-        merged = Delta(0)
-        for (delta,) in script(job):
-            merged.merge(delta)
-        return [[merged]]
-
-    body = body_of(tools=TOOLS, stream=True)
-    expected = final_response(events_of(await client_of(hermes, gateway_script=script).post(RESPONSES, body)))
-    events = events_of(await client_of(hermes, gateway_script=merging).post(RESPONSES, body))
-    assert without_times(final_response(events)) == without_times(expected)
-
-
-async def test_text_and_usage_are_those_of_a_chat(hermes, chat):
-    text = THOUGHT + "Let me see." + WEATHER_CALL
-    response, _ = await answers_of(hermes, body_of(tools=TOOLS), text)
-    functions = [{"type": "function", "function": {k: t[k] for k in t if k != "type"}} for t in TOOLS]
-    whole = (await client_writing(hermes, text).post(CHAT, chat(tools=functions))).json
-    message, usage = whole["choices"][0]["message"], whole["usage"]
-    assert response["output"][0]["content"][0]["text"] == message["reasoning_content"]
-    assert response["output"][1]["content"][0]["text"] == message["content"]
-    assert response["output"][2]["arguments"] == message["tool_calls"][0]["function"]["arguments"]
-    assert response["usage"] == {
-        "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": usage["completion_tokens_details"],
-        "total_tokens": usage["total_tokens"],
-    }
-
-
-async def test_stop_string_ends_the_message(hermes):
-    response, _ = await answers_of(hermes, body_of(stop=["ee"]), THOUGHT + "Let me see.")
-    assert response["output"][1]["content"][0]["text"] == "Let me s"
-    assert response["status"] == "completed"
-
-
-async def test_cached_tokens_are_in_the_usage(model):
-    def script(_job):
-        return [[Delta(0, "Hi", [1], cached_tokens=3)], [Delta(0, "", [0], finish_reason="stop")]]
-
-    client = client_of(model, gateway_script=script)
-    usage = (await client.post(RESPONSES, body_of())).json["usage"]
-    assert usage["input_tokens_details"] == {"cached_tokens": 3, "cache_write_tokens": 0}
-
-
-async def test_ids_of_calls_fit_templates_of_mistral(tmp_path):
-    mistral = small_model(tmp_path, MISTRAL)
-    client = client_writing(mistral, f"[TOOL_CALLS]weather[ARGS]{OSLO}")
-    first = (await client.post(RESPONSES, body_of(tools=TOOLS))).json
-    (item,) = first["output"]
-    assert re.fullmatch("[0-9a-z]{9}", item["call_id"])
-    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "4"}
-    again = body_of(input=[{"role": "user", "content": "hello"}, item, result], tools=TOOLS)
-    assert (await client.post(RESPONSES, again)).status == 200
-
-
 # Log-probabilities -----------------------------------------------------------------------------------
 
 
@@ -246,51 +186,3 @@ async def test_failure_while_waiting_is_a_whole_failed_stream(model, error, code
     response = final_response(events)
     assert (response["error"]["code"], response["output"]) == (code, [])
     assert not reply.is_complete
-
-
-async def test_refusal_before_the_first_byte_is_an_error_in_openais_form(model):
-    client = client_of(model)
-    client.gateway.refusal = RateLimited("too many", retry_after_s=3)
-    for stream in (False, True):
-        reply = await client.post(RESPONSES, body_of(stream=stream))
-        assert (reply.status, reply.headers["retry-after"]) == (429, "3")
-        assert reply.error["type"] == "rate_limit_error"
-
-
-async def test_cancel_by_id_fails_the_stream(model):
-    client = client_of(model, gateway_script=lambda _job: [[Delta(0, "Hel", [1])], None])
-    replies = []
-
-    async def stream():
-        reply = await client.post(RESPONSES, body_of(stream=True), headers={"X-Request-Id": "mine"})
-        replies.append(reply)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(stream)
-        await trio.testing.wait_all_tasks_blocked()
-        assert (await client.post("/v1/requests/mine/cancel", b"")).status == 200
-    response = final_response(events_of(replies[0]))
-    assert response["error"]["type"] == "cancelled"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_client_that_leaves_ends_the_job(model, stream):
-    client = client_of(model, gateway_script=lambda _job: [[Delta(0, "Hel", [1])], None])
-    disconnected = trio.Event()
-
-    async def leave():
-        await trio.testing.wait_all_tasks_blocked()
-        disconnected.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(leave)
-        await client.post(RESPONSES, body_of(stream=stream), disconnected=disconnected)
-    assert client.gateway.ended == 1
-
-
-async def test_text_is_encoded_so_that_it_cannot_end_an_event(model):
-    text = '\n\ndata: {}\r\n\r\n"\\\u2028'
-    client = client_of(model, gateway_script=lambda _job: [[Delta(0, text, [1], finish_reason="stop")]])
-    events = events_of(await client.post(RESPONSES, body_of(stream=True)))
-    check_types(events)
-    assert final_response(events)["output"][0]["content"][0]["text"] == text

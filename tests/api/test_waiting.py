@@ -17,30 +17,6 @@ from fake_fleet import FakeFleet
 CHAT = "/v1/chat/completions"
 
 
-# Headers -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_queued_response_reports_its_estimated_wait(client, chat, stream):
-    client.gateway.estimated_wait_s = 24
-    client.gateway.queue_position = 3
-    client.gateway.estimated_wait_p90_s = 41
-    reply = await client.post(CHAT, chat(stream=stream))
-    assert (
-        reply.headers["x-estimated-wait"],
-        reply.headers["x-queue-position"],
-        reply.headers["x-estimated-wait-p90"],
-    ) == ("24", "3", "41")
-
-
-async def test_response_without_a_wait_has_no_wait_headers(client, chat):
-    reply = await client.post(CHAT, chat())
-    assert not {"x-estimated-wait", "x-queue-position", "x-estimated-wait-p90"} & set(reply.headers)
-
-
-# Comments ------------------------------------------------------------------------------------------
-
-
 async def timed(client, chat, **fields):
     """Return the response, and the times at which its pieces arrived."""
     began_s = trio.current_time()
