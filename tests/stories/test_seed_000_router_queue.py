@@ -1,4 +1,4 @@
-"""Stories, edge cases and criteria of document 000 (requirements.yaml), over HTTP on a virtual clock."""
+"""Stories, edge cases and criteria of document 000, over HTTP on a virtual clock."""
 
 import pytest
 import trio

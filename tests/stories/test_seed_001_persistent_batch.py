@@ -1,4 +1,4 @@
-"""Every row of the tables in document 001 (requirements.yaml), on `InputBatch`, which keeps state by slot.
+"""Every row of the tables in document 001, on `InputBatch`, which keeps state by slot.
 
 Its terms and ours: a `CachedRequestState` is a `SequenceState`; a request id is a slot and its key; a row's
 index is its position in `order()`; the tensors are columns by slot, so nothing moves with a row. Those of

@@ -1,4 +1,4 @@
-"""States, limits (with its numbers) and rules of document 002 (requirements.yaml), as tests of the engine.
+"""States, limits (with its numbers) and rules of document 002, as tests of the engine.
 
 Its RequestQueue is the parent's queue with its 429 (stories of document 000). Its `runningRequests_` are the
 sequences in the engine: 8 with a slot, 4 of them in a step.

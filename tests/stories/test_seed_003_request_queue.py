@@ -1,4 +1,4 @@
-"""The tests that document 003 (requirements.yaml) lists, and one for each of its faults, on `FairQueue`.
+"""The tests that document 003 lists, and one for each of its faults, on `FairQueue`.
 
 The list: basic operations, cancellation, batch selection, threads, edge cases. Races between threads on
 the queue are in `cext/test_fair_queue_threads.py`.

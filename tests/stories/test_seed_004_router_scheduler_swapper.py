@@ -1,4 +1,4 @@
-"""Document 004 (requirements.yaml): eviction policies only decide, and a swap is logged once."""
+"""Document 004: eviction policies only decide, and a swap is logged once."""
 
 import pytest
 import structlog
