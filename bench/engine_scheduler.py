@@ -1,6 +1,6 @@
 """Measure the engine's scheduling on the host, without the model.
 
-    python bench/engine_scheduler.py [--rounds 5] [--steps 300] [--vllm DIR] [--json FILE]
+    python bench/engine_scheduler.py [--rounds 5] [--steps 300] [--json FILE]
 
 8, 64, 256 and 1024 sequences run. Each step adds a token to every sequence. With a churn of 1 or 10 %, as
 many sequences end in each step and are replaced by new ones. It measures `plan` and `commit` together: the
@@ -8,9 +8,6 @@ selection, the step's inputs, blocks, ends, the prefix index and the outputs in 
 column of its own. Prompts are short (64 tokens) and all different, so that prefill does not dominate. With
 "waiting", one more sequence of a lower class always waits, and the memory forecast rejects it again after
 every sequence that ends.
-
-`--vllm DIR` measures vLLM's `Scheduler` (`schedule` and `update_from_output`) under the same load in the same
-run. DIR is an environment with vllm installed; DIR/bin/python is started.
 
 Times are the thread's CPU time. The median over the rounds is reported. Work on the processor's other threads
 makes steps slower by a half and more, so the tenth of the steps that was quickest has a column too.
@@ -23,8 +20,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
-import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -196,55 +191,28 @@ def figures(
     }
 
 
-def measure_vllm(environment: Path, steps: int, seed: int) -> list[dict[str, Any]]:
-    """Measure vLLM's scheduler with the Python of its environment."""
-    script = Path(__file__).with_name("vllm_scheduler.py")
-    loads = [load._asdict() for load in LOADS if not load.waiting]
-    work = {"loads": loads, "running": RUNNING, "prompt_tokens": PROMPT_TOKENS, "longest": LONGEST}
-    request = json.dumps(work | {"block_size": BLOCK_SIZE, "steps": steps, "warm_up": WARM_UP, "seed": seed})
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [environment / "bin" / "python", "-P", script],
-        check=False,
-        input=request,
-        text=True,
-        env=variables,
-        capture_output=True,
-    )
-    if done.returncode:
-        sys.exit(f"vllm's scheduler could not be measured:\n{done.stderr[-2000:]}")
-    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return results
-
-
 # The report ----------------------------------------------------------------------------------------
 
-Rows = dict[tuple[str, str, int], list[dict[str, float]]]
+Rows = dict[tuple[str, int], list[dict[str, float]]]
 
 
-def measure_all(rounds: int, steps: int, vllm: Path | None) -> Rows:
+def measure_all(rounds: int, steps: int) -> Rows:
     rows: Rows = {}
     for round_number in range(rounds):
         for load in LOADS:
             for running in RUNNING:
                 measured = measure(load, running, steps, seed=round_number)
-                rows.setdefault(("fairlead", load.name, running), []).append(measured)
-        if vllm is not None:
-            for result in measure_vllm(vllm, steps, seed=round_number):
-                key = ("vllm", result.pop("load"), result.pop("running"))
-                rows.setdefault(key, []).append(result)
+                rows.setdefault((load.name, running), []).append(measured)
     return rows
 
 
 def report(rows: Rows, rounds: int, steps: int) -> dict[str, Any]:
     results = []
-    for (peer, load, running), measured in rows.items():
+    for (load, running), measured in rows.items():
         medians = {what: statistics.median(one[what] for one in measured) for what in measured[0]}
         rounded = {what: round(value, 3) for what, value in medians.items()}
         worst = max(one["us_a_running_sequence"] for one in measured)
-        results.append(
-            {"peer": peer, "load": load, "running": running, **rounded, "worst_round_us": round(worst, 3)}
-        )
+        results.append({"load": load, "running": running, **rounded, "worst_round_us": round(worst, 3)})
     return {
         "benchmark": "engine_scheduler",
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
@@ -257,12 +225,12 @@ def report(rows: Rows, rounds: int, steps: int) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     print(
-        f"{'':10}{'':24}{'running':>8}{'plan':>9}{'commit':>9}{'a sequence':>12}{'submit':>9}"
+        f"{'':24}{'running':>8}{'plan':>9}{'commit':>9}{'a sequence':>12}{'submit':>9}"
         f"{'quickest tenth':>16}  µs"
     )
     for row in result["results"]:
         print(
-            f"{row['peer']:10}{row['load']:24}{row['running']:8}{row['plan_us']:9.1f}{row['commit_us']:9.1f}"
+            f"{row['load']:24}{row['running']:8}{row['plan_us']:9.1f}{row['commit_us']:9.1f}"
             f"{row['us_a_running_sequence']:12.2f}{row['submit_us']:9.1f}"
             f"{row.get('quickest_tenth_us', 0):16.2f}"
         )
@@ -272,10 +240,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--vllm", type=Path, help="an environment with vllm in it")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    result = report(measure_all(options.rounds, options.steps, options.vllm), options.rounds, options.steps)
+    result = report(measure_all(options.rounds, options.steps), options.rounds, options.steps)
     show(result)
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -33,7 +33,6 @@ REASONS = {
 UNDECLARED = {
     "triton": "the kernels of GPUs: torch's builds for GPUs bring it, and no other needs it",
     "httptools": "a peer of bench/router.py, where it is installed",
-    "vllm": "a peer of bench/batch.py, where it is installed",
 }
 
 
