@@ -1,8 +1,8 @@
 """Run all checks: format, lint, imports, types, stubs and tests. Exit with 1 if any of them failed.
 
-Every tool runs in the interpreter that runs this file. `--fast` runs the unit tests only. Static checks run
-at the same time. A step that passes prints its last line; one that fails prints its whole output. No test is
-repeated.
+Every tool runs in the interpreter that runs this file. `--fast` runs the unit tests only. `--only` runs one
+part, as the jobs of continuous integration do. Static checks run at the same time. A step that passes prints
+its last line; one that fails prints its whole output. No test is repeated.
 """
 
 import importlib.util
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("lint", "types", "tests")
 KERNEL_SOURCES = ROOT / "cext"
 KERNELS_BUILT = ROOT / "src" / "fairlead" / "_cext"
 EXTENSION_SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
@@ -51,13 +52,17 @@ def main() -> int:
     """Run every step, then print a summary."""
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--fast", action="store_true", help="run the unit tests only")
-    fast = parser.parse_args().fast
+    parser.add_argument("--only", choices=PARTS, help="run this part only")
+    parser.add_argument(
+        "--coverage", action="store_true", help="report the lines that tests run (needs pytest-cov)"
+    )
+    options = parser.parse_args()
 
     lines: list[str] = []
     failures = 0
     pytest_summaries: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as executor:
-        for steps in _groups(fast=fast):
+        for steps in _groups(fast=options.fast, only=options.only, has_coverage=options.coverage):
             for step, (outcome, seconds) in zip(steps, executor.map(_timed, steps), strict=True):
                 if not step.prints_itself:
                     _print_head(step)
@@ -70,31 +75,42 @@ def main() -> int:
     print("\n-- summary ", "-" * 69, sep="")
     print("\n".join(lines))
     print(f"{failures} of {len(lines)} checks failed" if failures else f"all {len(lines)} checks passed")
-    print("\n".join(pytest_summaries) or "pytest did not finish", flush=True)
+    if options.only in (None, "tests"):
+        print("\n".join(pytest_summaries) or "pytest did not finish", flush=True)
     return 1 if failures else 0
 
 
-def _groups(*, fast: bool) -> list[list[Step]]:
-    """Return the steps in groups, which run one after another; the steps of a group run at the same time."""
+def _groups(*, fast: bool, only: str | None = None, has_coverage: bool = False) -> list[list[Step]]:
+    """Return the steps in groups, which run one after another; the steps of a group run at the same time.
+
+    - `fast`: only the unit tests.
+    - `only`: one of `PARTS`; None: all.
+    - `has_coverage`: the tests report which lines of the package they have run.
+    """
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
     # Each process has its own files and ports. An idle one takes half of another's remaining tests.
     in_parallel = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
     in_parallel.append("unit and not slow" if fast else "not alone")
     # The cache is a database, which stubtest opens, too: it finds it locked if both have the same one.
     mypy_cache = ["--cache-dir", ".mypy_cache/mypy"]
-    alone = _tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", prints_itself=True)
-    return [
-        [Step("kernels are built from these sources", _check_kernels)],
-        [
-            _tool("mypy", "-m", "mypy", *mypy_cache),
-            _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
-            _tool("ruff format", "-m", "ruff", "format", "--check", "."),
-            _tool("ruff check", "-m", "ruff", "check", "."),
-            _tool("import-linter", "-c", LINT_IMPORTS),
-        ],
-        [_tool("pytest", "-m", "pytest", *in_parallel, prints_itself=True)],
-        *([] if fast else [[alone]]),
+    coverage = ["--cov=fairlead", "--cov-report="] if has_coverage else []
+    appended = ["--cov-append", "--cov-report=term", "--cov-report=xml"] if has_coverage else []
+    alone = ["-m", "pytest", "-q", "-m", "alone", *coverage, *appended]
+    types = [
+        _tool("mypy", "-m", "mypy", *mypy_cache),
+        _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
     ]
+    lint = [
+        _tool("ruff format", "-m", "ruff", "format", "--check", "."),
+        _tool("ruff check", "-m", "ruff", "check", "."),
+        _tool("import-linter", "-c", LINT_IMPORTS),
+    ]
+    tests = [[_tool("pytest", "-m", "pytest", *in_parallel, *coverage, prints_itself=True)]]
+    if not fast:
+        tests.append([_tool("pytest, alone", *alone, prints_itself=True)])
+    parts = {"lint": [lint], "types": [types], "tests": tests}
+    chosen = parts[only] if only else [types + lint, *tests]
+    return [[Step("kernels are built from these sources", _check_kernels)], *chosen]
 
 
 def _timed(step: Step) -> tuple[Outcome, float]:

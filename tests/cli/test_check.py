@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 
 import check
 
@@ -81,6 +82,24 @@ def test_test_that_fails_is_not_run_again(tmp_path, monkeypatch):
     (pytest_step,) = [step for step in steps if step.name == "pytest"]
     assert not pytest_step.check().passed
     assert (tmp_path / "runs").read_text() == "x"
+
+
+def names_of(**options):
+    return {step.name for steps in check._groups(fast=False, **options) for step in steps}
+
+
+def test_parts_are_together_all_checks():
+    parts = [names_of(only=part) for part in check.PARTS]
+    assert set.union(*parts) == names_of()
+    assert set.intersection(*parts) == {"kernels are built from these sources"}
+
+
+def test_job_of_continuous_integration_runs_each_part():
+    workflow = yaml.safe_load((CI.parents[1] / ".github" / "workflows" / "checks.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    runs = "\n".join(step.get("run", "") for step in steps)
+    assert [part for part in check.PARTS if f"tests/check.py --only {part}" not in runs] == []
+    assert ".ci/run" in runs
 
 
 def run_ci(root: Path, readme: str) -> subprocess.CompletedProcess[str]:
