@@ -66,14 +66,14 @@ COMPOSITION = (
         for function, old, new, scenario in (
             (
                 "fairlead.api.job_service:JobService.job",
-                "cache_owner=tenant if",
+                "cache_owner=caller.tenant if",
                 'cache_owner="" if',
                 _ROUTES,
             ),
             (
                 "fairlead.api.job_service:JobService.job",
-                "cache_owner=tenant if",
-                "cache_owner=request.api_key.key if",
+                "cache_owner=caller.tenant if",
+                "cache_owner=caller.api_key.key if",
                 "what_a_tenant_finds_is_what_it_would_find_alone",
             ),
             (f"{_NODE}:_salt", "if not job.cache_owner:", "if not job.stream:", _ROUTES),

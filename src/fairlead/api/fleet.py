@@ -109,7 +109,7 @@ class FleetRoutes:
         """Return a model as `ModelAccess.find` does, but refuse a selector: its choice would be arbitrary."""
         if name is not None and self._jobs.models.selectors.has(name):
             raise InvalidRequest(f"model: {quoted(name)} stands for several models; name one", param="model")
-        return self._jobs.models.find(request, name)
+        return self._jobs.models.find(request.api_key, name)
 
     def _model(self, name: str) -> ModelStatus:
         status = self._fleet.model(name)

@@ -14,6 +14,7 @@ import msgspec
 
 from fairlead.answer.relay import rewritten
 from fairlead.api.body import invalid_field
+from fairlead.api.caller import Caller
 from fairlead.api.dialects.dialect import (
     AnswerContext,
     AnswerTimes,
@@ -25,7 +26,7 @@ from fairlead.api.dialects.dialect import (
     StreamingDialect,
 )
 from fairlead.api.dialects.fields import Envelope
-from fairlead.api.encoding import encode_conversation, encode_pairs, encode_prompts
+from fairlead.api.encoding import encode_conversation, encode_pairs, encode_prompts, packed
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
 from fairlead.api.relays import Relays, RelayWriter
@@ -68,24 +69,25 @@ class GenerationPipeline:
             envelope = await intercept(request, envelope)
             if isinstance(envelope, Response):
                 return envelope
+        caller = self._jobs.identify(request, envelope)
         if isinstance(dialect, CountingDialect):
-            model = self._jobs.models.known_text(request, envelope.model)
+            model = self._jobs.models.known_text(caller.api_key, envelope.model)
             if model is not None:
-                return await count_tokens(self._jobs, request, dialect, body, envelope, model)
-        job, context = await self.prepare(request, dialect, body, envelope)
+                return await count_tokens(self._jobs, caller, dialect, body, model)
+        job, context = await self.prepare(caller, dialect, body, envelope)
         del body, envelope
-        return await self.answer(request, dialect, job, context)
+        return await self.answer(caller, dialect, job, context)
 
     async def answer(
-        self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
+        self, caller: Caller, dialect: RelayDialect, job: Job, context: AnswerContext | None
     ) -> Response:
         """Run a job that was prepared, and return the response as `respond` does."""
-        response = await self._answer(request, dialect, job, context)
+        response = await self._answer(caller, dialect, job, context)
         headers = {} if context is None else warning_headers(context)
         return response._replace(headers={**response.headers, **headers}) if headers else response
 
     async def _answer(
-        self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
+        self, caller: Caller, dialect: RelayDialect, job: Job, context: AnswerContext | None
     ) -> Response:
         writer, times = None, context.times if context is not None else None
         if context is not None and job.stream:
@@ -94,53 +96,51 @@ class GenerationPipeline:
         if job.stream:
             loading = loading_progress(self._services, dialect, job)
             stream = RelayWriter(dialect, writer) if writer is None or job.relay is not None else writer
-            return await self._jobs.stream(request, job, dialect, stream, loading=loading, times=times)
-        deltas, headers = await self._jobs.collect(request, job, times=times)
+            return await self._jobs.stream(caller, job, dialect, stream, loading=loading, times=times)
+        deltas, headers = await self._jobs.collect(caller, job, times=times)
         if context is None or deltas[0].raw:
             return json_response(b"".join(deltas[0].raw), headers=headers)
         assert isinstance(dialect, Dialect)
         if is_large(deltas):
-            body = await self._jobs.offload.write(request, dialect.write_response, context, deltas)
+            body = await self._jobs.offload.write(caller, dialect.write_response, context, deltas)
         else:
             body = dialect.write_response(context, deltas)
         return json_response(body, headers=headers)
 
     async def prepare(
-        self, request: Request, dialect: RelayDialect, body: bytes, envelope: Envelope
+        self, caller: Caller, dialect: RelayDialect, body: bytes, envelope: Envelope
     ) -> tuple[Job, AnswerContext | None]:
-        """Return the request's job, and the context of an answer that the dialect writes.
+        """Return the job of a request with this body, and the context of an answer that the dialect writes.
 
         That is None if the answer can only be one that is relayed.
         """
-        request.user = envelope.user or envelope.safety_identifier
-        body, requested, name = self._find(request, body, envelope)
+        body, requested, name = self._find(caller, body, envelope)
         model = self._jobs.models.text_of(name)
         if model is None:
             self._check_choices(envelope.choices, "n")
-            return await self._relays.job(request, dialect, body, envelope, model=name, requested=requested)
+            return await self._relays.job(caller, dialect, body, envelope, model=name, requested=requested)
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
-        generation = await self._jobs.offload.decode(request, body, dialect.decode)
+        generation = await self._jobs.offload.decode(caller, body, dialect.decode)
         model.check_purpose(*generation.tasks)
         self._check_limits(generation, model)
-        prompts = await self._encode(request, generation, model)
+        prompts = await self._encode(caller, generation, model)
         texts: tuple[str, ...] = ()
         if generation.echo:
-            texts = await self._jobs.offload.encode(request, _decoded, model, generation.prompts)
+            texts = await self._jobs.offload.encode(caller, _decoded, model, generation.prompts)
         sampling, structure = Sampling(max_tokens=1, temperature=0), Structure()
         if not generation.embed:
-            sampling, structure = await self._sampling(request, generation, model, prompts)
-        streams = envelope.wants_stream and dialect.streams
+            sampling, structure = await self._sampling(caller, generation, model, prompts)
+        streams = caller.streams and dialect.streams
         relay = None
         if self._services.fleet.is_relayed(name):
             relay = await self._relays.relay(
-                request, dialect, body, generation, model=name, requested=requested, streams=streams
+                caller, dialect, body, generation, model=name, requested=requested, streams=streams
             )
         job = self._jobs.job(
-            request,
-            envelope,
+            caller,
             name,
-            prefix=dialect.job_prefix,
+            dialect.job_prefix,
             prompts=prompts,
             sampling=sampling,
             n=generation.n,
@@ -164,7 +164,7 @@ class GenerationPipeline:
 
     async def _sampling(
         self,
-        request: Request,
+        caller: Caller,
         generation: GenerationRequest,
         model: TextModel,
         prompts: tuple[ReadOnlySequence[int], ...],
@@ -173,7 +173,7 @@ class GenerationPipeline:
         sampling = sampling_of(generation, model, prompts)
         if generation.answer is None and not generation.is_chat:
             return sampling, Structure()
-        structure = await self._structures.structure(request, generation, model, prompts[0])
+        structure = await self._structures.structure(caller, generation, model, prompts[0])
         if structure.grammar is not None or structure.reasoning_limit is not None:
             sampling = msgspec.structs.replace(
                 sampling,
@@ -184,16 +184,16 @@ class GenerationPipeline:
             )
         return sampling, structure
 
-    def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str, str]:
+    def _find(self, caller: Caller, body: bytes, envelope: Envelope) -> tuple[bytes, str, str]:
         """Return the body, and its model: as requested, and the canonical name. Raises as `ModelAccess.find`.
 
         In a body for a selector, the model is replaced by the one that the job gets.
         """
         models = self._jobs.models
         if envelope.model is not None and models.selectors.has(envelope.model):
-            target = models.selectors.take(request, envelope.model)
+            target = models.selectors.take(caller, envelope.model)
             return rewritten(body, target.name), target.name, target.model
-        name = models.find(request, envelope.model)
+        name = models.find(caller.api_key, envelope.model)
         return body, envelope.model or name, name
 
     def _check_limits(self, generation: GenerationRequest, model: TextModel) -> None:
@@ -212,22 +212,22 @@ class GenerationPipeline:
             raise invalid_field(param, f"{choices} answers were requested; one request may have {most}")
 
     async def _encode(
-        self, request: Request, generation: GenerationRequest, model: TextModel
+        self, caller: Caller, generation: GenerationRequest, model: TextModel
     ) -> tuple[ReadOnlySequence[int], ...]:
         """Return the prompts' token ids. Raises as `Offload.encode` does."""
         encode = self._jobs.offload.encode
         if generation.messages is not None:
             try:
-                return (await encode(request, encode_conversation, model, generation),)
+                return (packed(await encode(caller, encode_conversation, model, generation)),)
             except InvalidRequest as error:
                 if error.param == "messages":
                     error.param = generation.messages_field
                 raise
         limits = self._services.config.limits
         if generation.pairs is not None:
-            return await encode(request, encode_pairs, model, generation.pairs, limits)
+            return await encode(caller, encode_pairs, model, generation.pairs, limits)
         return await encode(
-            request,
+            caller,
             encode_prompts,
             model,
             generation.prompts,

@@ -15,10 +15,10 @@ import trio
 
 from fairlead.api.errors import ErrorFormats, error_response, public_error
 from fairlead.api.exchange import unwrap
-from fairlead.api.offload import tenant_so_far
 from fairlead.api.request import CutStream, Request, Response, View
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.request_body import BodyMemory, IncomingBody
+from fairlead.api.request_caller import tenant_so_far
 from fairlead.api.sse import EventStream
 from fairlead.api.unread import UnreadAnswers
 from fairlead.config import Limits

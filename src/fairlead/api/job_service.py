@@ -1,15 +1,15 @@
 """What the routes share: reading a body, and running jobs.
 
-Request ids: a job has the `X-Request-Id` of its request. The response, `cancel` and the log use this id. If
-another job in flight has the same id, a suffix is appended; the response's header includes it.
+Request ids: a job has the id of its caller, which is the `X-Request-Id` of a request. The response, `cancel`
+and the log use this id. If another job in flight has the same id, a suffix is appended; the response's header
+includes it.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence as ReadOnlySequence
 from functools import partial
 from math import inf
 from secrets import token_hex
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import msgspec
 import structlog
@@ -17,9 +17,9 @@ import trio
 
 from fairlead.answer.deltas import Deltas
 from fairlead.api import body as bodies
+from fairlead.api.caller import Caller, Work
 from fairlead.api.dialects.dialect import AnswerTimes, RelayDialect, StreamWriter
 from fairlead.api.dialects.fields import CommonFields
-from fairlead.api.encoding import packed
 from fairlead.api.loading import LOADING_DELAY_S, LoadingProgress
 from fairlead.api.model_access import ModelAccess
 from fairlead.api.offload import Offload
@@ -27,6 +27,7 @@ from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 from fairlead.api.request_body import BodyMemory
+from fairlead.api.request_caller import identify, owner_so_far, tenant_so_far
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.sse import EventStream, stream_response
@@ -36,18 +37,10 @@ from fairlead.config import Limits
 from fairlead.dispatch.job_spec import REQUEST_TOKENS
 from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, QueueTimeout, RequestTimeout, quoted
 from fairlead.gateway import Answer
-from fairlead.http.refusals import LOGGED_LENGTH
-from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
+from fairlead.job import Delta, Job
 from fairlead.requester import Requester
 from fairlead.telemetry.tenants import TenantNames
-from fairlead.tenancy.access import (
-    flag_of,
-    gateway_priority_of,
-    owner_of,
-    priority_of,
-    requester_of,
-    tenant_of,
-)
+from fairlead.tenancy.access import owner_of, priority_of
 from fairlead.tenancy.key_quotas import JobCharge, LocalQuotas
 
 Parsed = TypeVar("Parsed")
@@ -77,62 +70,33 @@ class JobService:
         """Return the raw and the parsed body. Raises as `IncomingBody.read` and `Offload.parse` do."""
         body = await request.read()
         request.body_bytes = len(body)
-        return body, await self.offload.parse(request, body, parse)
+        return body, await self.offload.parse(tenant_so_far(request), body, parse)
 
     async def read(self, request: Request, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
         """Return the parsed body. Raises as `take` does."""
         return (await self.take(request, lambda body, limits: bodies.parse(body, decoder, limits)))[1]
 
-    def tenant(
-        self, request: Request, *, user: str | None = None, safety_identifier: str | None = None
-    ) -> str:
-        """Return the tenant that the request counts for."""
-        return tenant_of(
-            request.api_key,
-            request.headers,
-            request.address,
-            user=user,
-            safety_identifier=safety_identifier,
-            fairness_id=request.flow.fairness_id,
-        )
-
-    def owner(self, request: Request) -> str:
-        """Return who may read, continue and cancel what the request makes (see `requester_of`)."""
-        return requester_of(
-            request.api_key, request.headers, user=request.user, fairness_id=request.flow.fairness_id
-        )
+    def identify(self, request: Request, envelope: CommonFields | None = None) -> Caller:
+        """Return the caller of a request, as `request_caller.identify` does."""
+        return identify(request, self.services.config.queue, envelope)
 
     def requester(self, request: Request) -> Requester:
         """Return who sends the request, for what it ends, and for the log lines about what it changes."""
-        tenant, key = self._tenant_names.shown(self.tenant(request)), owner_of(request.api_key)
-        return Requester(tenant, key, request.request_id, self.owner(request))
+        tenant, key = self._tenant_names.shown(tenant_so_far(request)), owner_of(request.api_key)
+        return Requester(tenant, key, request.request_id, owner_so_far(request))
 
-    def priority(self, request: Request, named: str | int | None = None) -> int:
-        """Return the request's priority class: a trusted gateway's, the header's, or `named`, the body's."""
-        if request.flow.priority is not None:
-            return gateway_priority_of(request.api_key, request.flow.priority, self.services.config.queue)
-        named = request.headers.get("X-Priority") or named
-        return priority_of(request.api_key, named, self.services.config.queue)
+    # Running the job of a caller ---------------------------------------------------------------------
 
-    def job(
-        self,
-        request: Request,
-        fields: CommonFields,
-        model: str,
-        *,
-        prefix: str,
-        prompts: tuple[ReadOnlySequence[int], ...] = (),
-        sampling: Sampling,
-        n: int = 1,
-        stop: tuple[str, ...] = (),
-        stream: bool = False,
-        relay: Relay | None = None,
-        prompt_estimate: int = 0,
-        embed: bool = False,
-        parts: AnswerParts | None = None,
-        grammar_field: str = "",
-    ) -> Job:
-        """Return the job for the request; `prefix` begins its id. A hyphen follows, except after `_`.
+    def priority(self, caller: Caller) -> int:
+        """Return the caller's priority class. Raises as `priority_of` does."""
+        return priority_of(caller.api_key, caller.priority, self.services.config.queue)
+
+    def job(self, caller: Caller, model: str, prefix: str, **work: Unpack[Work]) -> Job:
+        """Return a job of the caller's.
+
+        model: The canonical name of its model.
+        prefix: The beginning of its id. A hyphen follows, except after `_`.
+        work: What is generated. A job that is only relayed has no prompts.
 
         Raises as `priority` does, `NoNode` and `Draining`.
         """
@@ -140,49 +104,37 @@ class JobService:
             raise Draining("the server is shutting down", retry_after_s=DRAINING_RETRY_S)
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
-        tenant = self.tenant(request, user=fields.user, safety_identifier=fields.safety_identifier)
         return Job(
             id=f"{prefix}{'' if prefix.endswith('_') else '-'}{token_hex(16)}",
-            tenant=tenant,
+            tenant=caller.tenant,
             model=model,
-            prompts=tuple(map(packed, prompts)),
-            sampling=sampling,
-            n=n,
-            stop=stop,
-            stream=stream,
-            request_id=request.request_id,
-            owner=self.owner(request),
-            priority=self.priority(request, fields.priority),
-            no_queue=flag_of(request.headers, "X-No-Queue"),
-            wait_limit_s=request.flow.wait_limit_s,
-            relay=relay,
-            prompt_estimate=prompt_estimate,
-            traceparent=request.headers.get("traceparent", ""),
-            embed=embed,
-            path=request.path[:LOGGED_LENGTH],
-            client=request.address,
-            parts=parts,
-            grammar_field=grammar_field,
-            cache_owner=tenant if self.services.fleet.catalog.isolates_tenants(model) else "",
+            request_id=caller.request_id,
+            owner=caller.owner,
+            priority=self.priority(caller),
+            no_queue=caller.no_queue,
+            wait_limit_s=caller.wait_limit_s,
+            traceparent=caller.traceparent,
+            path=caller.path,
+            client=caller.address,
+            cache_owner=caller.tenant if self.services.fleet.catalog.isolates_tenants(model) else "",
+            **work,
         )
 
-    # Running its job ---------------------------------------------------------------------------------
-
     async def collect(
-        self, request: Request, job: Job, *, times: AnswerTimes | None = None
+        self, caller: Caller, job: Job, *, times: AnswerTimes | None = None
     ) -> tuple[list[Delta], dict[str, str]]:
         """Run the job to its end. Return one delta per choice, and the response headers about the answer.
 
         `times` records when the answer began. Raises a `FairleadError`.
         """
-        job, charge, pending = await self._admit(request, job, times)
-        await self._serve(request, job, charge, pending)
+        job, charge, pending = await self._admit(caller, job, times)
+        await self._serve(caller, job, charge, pending)
         answer = await pending.get()
         return await _collect(answer.deltas, job.sequences), answer_headers(answer)
 
     async def stream(
         self,
-        request: Request,
+        caller: Caller,
         job: Job,
         dialect: RelayDialect,
         writer: StreamWriter,
@@ -195,7 +147,7 @@ class JobService:
         With `loading` to report, the stream begins after `LOADING_DELAY_S`. Raises a `FairleadError` until
         then; afterwards errors are sent as events. `times` records when the answer began.
         """
-        job, pending = await self.start(request, job, times=times)
+        job, pending = await self.start(caller, job, times=times)
         keep_alive_s = self.services.config.queue.keep_alive_s or inf
         with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s):
             await pending.get()
@@ -208,7 +160,7 @@ class JobService:
             loading,
             model=job.model,
             keep_alive_s=keep_alive_s,
-            unread=request.unread,
+            unread=caller.unread,
         )
         if pending.is_available:
             return stream_response(body, answer_headers(await pending.get()))
@@ -217,34 +169,31 @@ class JobService:
         return stream_response(body, headers)
 
     async def start(
-        self, request: Request, job: Job, *, times: AnswerTimes | None = None
+        self, caller: Caller, job: Job, *, times: AnswerTimes | None = None
     ) -> tuple[Job, PendingAnswer]:
         """Start the job in a task; the route reads the answer as it arrives.
 
         Return the job with its final request id, and its pending answer. Raises `RateLimited`.
         """
-        job, charge, pending = await self._admit(request, job, times)
-        request.nursery.start_soon(self._serve, request, job, charge, pending)
+        job, charge, pending = await self._admit(caller, job, times)
+        caller.nursery.start_soon(self._serve, caller, job, charge, pending)
         return job, pending
 
     async def _admit(
-        self, request: Request, job: Job, times: AnswerTimes | None
+        self, caller: Caller, job: Job, times: AnswerTimes | None
     ) -> tuple[Job, JobCharge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         tokens = REQUEST_TOKENS if job.has_no_tokens else job.prompt_tokens
-        charge = await self.quotas.admit(request.api_key, prompt_tokens=tokens, is_estimate=not job.prompts)
+        charge = await self.quotas.admit(caller.api_key, prompt_tokens=tokens, is_estimate=not job.prompts)
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
             job = msgspec.structs.replace(job, request_id=request_id)
-            request.request_id = request_id
             structlog.contextvars.bind_contextvars(request_id=request_id)
         self._in_flight.add(job.request_id)
-        request.is_job = True
-        if job.relay is None:
-            request.leave_body()
+        caller.admitted(job)
         return job, charge, PendingAnswer(times)
 
-    async def _serve(self, request: Request, job: Job, charge: JobCharge, pending: PendingAnswer) -> None:
+    async def _serve(self, caller: Caller, job: Job, charge: JobCharge, pending: PendingAnswer) -> None:
         """Run one job. It is in flight, and counts against its key, until this task ends."""
         try:
             await self.services.gateway.serve(job, task_status=pending)
@@ -255,7 +204,7 @@ class JobService:
                 raise
             pending.fail(error)
             if isinstance(pending.error, QueueTimeout):
-                pending.error.message += self._why_no_node_is_up(request, job.model)
+                pending.error.message += self._why_no_node_is_up(caller, job.model)
             if _is_refusal(pending.error):
                 charge.refund()
         finally:
@@ -264,11 +213,11 @@ class JobService:
             charge.end()
             self._in_flight.discard(job.request_id)
 
-    def _why_no_node_is_up(self, request: Request, model: str) -> str:
+    def _why_no_node_is_up(self, caller: Caller, model: str) -> str:
         """Return the problems of the nodes with the model if none is up; only operators see them."""
-        if request.api_key is not None and not request.api_key.has_role("operator"):
+        if caller.api_key is not None and not caller.api_key.has_role("operator"):
             return ""
-        seen = scope_of(self.services, request.api_key).of_nodes(self.services.fleet.nodes())
+        seen = scope_of(self.services, caller.api_key).of_nodes(self.services.fleet.nodes())
         nodes = [node for node in seen if model in node.models]
         if any(node.state == "up" for node in nodes):
             return ""

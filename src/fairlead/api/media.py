@@ -16,6 +16,7 @@ from fairlead.answer.deltas import Deltas
 from fairlead.answer.passthrough import decode_head
 from fairlead.answer.relay import rewritten
 from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.caller import Caller
 from fairlead.api.cors import Cors
 from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.dialects.openai import OpenAIErrors
@@ -68,13 +69,13 @@ class MediaRoutes:
             form, fields = await self._take_form(request)
         else:
             body, fields = await self._jobs.take(request, _parse)
-        request.user = fields.user or fields.safety_identifier
-        model, requested = self._find(request, fields.model)
+        caller = self._jobs.identify(request, fields)
+        model, requested = self._find(caller, fields.model)
         if form is None and requested != fields.model:
             body = rewritten(body, requested)
         media = Media("POST", request.headers.get("Accept", ""), form, requested)
         path = VERSION + request.path.removeprefix(VERSION)
-        return await self._answer(request, model, fields, Relay(path, body, media=media, reader=_reader))
+        return await self._answer(caller, model, Relay(path, body, media=media, reader=_reader))
 
     async def voices(self, request: Request) -> Response:
         """Relay a request for the voices of a model, which the query names, as in llama-swap."""
@@ -82,13 +83,12 @@ class MediaRoutes:
         query = request.query_string.decode("utf-8", "replace")
         if len(query) > LONGEST_QUERY:
             raise InvalidRequest(f"the query must have at most {LONGEST_QUERY} bytes")
-        model, _ = self._find(request, request.query("model"))
+        caller = self._jobs.identify(request)
+        model, _ = self._find(caller, request.query("model"))
         others = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "model"]
         path = VERSION + request.path.removeprefix(VERSION) + ("?" + urlencode(others) if others else "")
         media = Media("GET", request.headers.get("Accept", ""))
-        return await self._answer(
-            request, model, CommonFields(model=model), Relay(path, b"", media=media, reader=_reader)
-        )
+        return await self._answer(caller, model, Relay(path, b"", media=media, reader=_reader))
 
     async def _take_form(self, request: Request) -> tuple[Form, CommonFields]:
         """Return the form of a request, and what is read of it.
@@ -99,39 +99,37 @@ class MediaRoutes:
 
         def check(values: Mapping[str, str]) -> None:
             if (name := values.get("model")) is not None:
-                self._refuse_own(request, self._jobs.models.find(request, name))
+                self._refuse_own(request.path, self._jobs.models.find(request.api_key, name))
 
         form, values = await self._jobs.uploads.receive(request, FIELDS, check)
         return form, msgspec.convert(values, CommonFields)
 
-    def _find(self, request: Request, name: str | None) -> tuple[str, str]:
+    def _find(self, caller: Caller, name: str | None) -> tuple[str, str]:
         """Return the model's canonical name, and its name as requested. Raises as `ModelAccess.find`."""
         models = self._jobs.models
         if name is not None and models.selectors.has(name):
-            target = models.selectors.take(request, name)
+            target = models.selectors.take(caller, name)
             model, requested = target.model, target.name
         else:
-            model = models.find(request, name)
+            model = models.find(caller.api_key, name)
             requested = name or model
-        self._refuse_own(request, model)
+        self._refuse_own(caller.path, model)
         return model, requested
 
-    def _refuse_own(self, request: Request, model: str) -> None:
+    def _refuse_own(self, path: str, model: str) -> None:
         """Raise `InvalidRequest` for a model that only our own engine has."""
         if self._services.fleet.is_relayed(model):
             return
         own = self._jobs.models.text_of(model)
         if own is not None:
-            reason = f"{quoted(model)} {_OWN[own.task]} only, and is not served under {request.path}"
+            reason = f"{quoted(model)} {_OWN[own.task]} only, and is not served under {path}"
             raise invalid_field("model", f"{reason}: models of nodes and commands are")
 
-    async def _answer(self, request: Request, model: str, fields: CommonFields, relay: Relay) -> Response:
-        job = self._jobs.job(
-            request, fields, model, prefix="media", sampling=Sampling(max_tokens=1), relay=relay
-        )
-        _, pending = await self._jobs.start(request, job)
+    async def _answer(self, caller: Caller, model: str, relay: Relay) -> Response:
+        job = self._jobs.job(caller, model, "media", prompts=(), sampling=Sampling(max_tokens=1), relay=relay)
+        _, pending = await self._jobs.start(caller, job)
         answer = await pending.get()
-        answer.deltas.unread = request.unread
+        answer.deltas.unread = caller.unread
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
         headers = {**head.headers, **answer_headers(answer), **INERT}

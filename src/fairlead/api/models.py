@@ -18,20 +18,22 @@ class ModelRoutes:
 
     async def models(self, request: Request) -> Response:
         """Handle `GET /v1/models`."""
-        offered = self._models.offered(request)
+        offered = self._models.offered(request.api_key)
         served = [self._card(status.model) for status in offered]
         if self._services.fleet.catalog.config.include_aliases_in_list:
             served += [
                 self._card(status.model) | {"id": alias} for status in offered for alias in status.aliases
             ]
-        selectors = [self._blank_card(name) | card for name, card in self._models.selectors.cards(request)]
+        selectors = [
+            self._blank_card(name) | card for name, card in self._models.selectors.cards(request.api_key)
+        ]
         return json_response({"object": "list", "data": served + selectors})
 
     async def model(self, request: Request) -> Response:
         """Handle `GET /v1/models/{name}`, for a name, an alias or a selector."""
         name = request.path_parameters["name"]
-        found = self._models.find(request, name)
-        if (card := self._models.selectors.card(request, name)) is not None:
+        found = self._models.find(request.api_key, name)
+        if (card := self._models.selectors.card(request.api_key, name)) is not None:
             return json_response(self._blank_card(name) | card)
         return json_response(self._card(found))
 

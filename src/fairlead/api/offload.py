@@ -8,13 +8,12 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from fairlead.api.request import Request
+from fairlead.api.caller import Caller
 from fairlead.api.turns import RETRY_S, Threads, Turns, in_turn
 from fairlead.config import Config, Limits
 from fairlead.errors import QueueFull
 from fairlead.structured.trial_process import TrialResult
 from fairlead.structured.trials import GrammarTrials, TrialFailed
-from fairlead.tenancy.access import tenant_of
 from fairlead.tenancy.key_quotas import KeyQuotas
 
 Parsed = TypeVar("Parsed")
@@ -46,62 +45,60 @@ class Offload:
         self._timeout_s = timeout_s
         self._trials = GrammarTrials(cpu_s=config.limits.grammar_timeout_s)
 
-    async def parse(self, request: Request, body: bytes, parse: Callable[[bytes, Limits], Parsed]) -> Parsed:
-        """Parse a body, in a thread if it is large.
+    async def parse(self, tenant: str, body: bytes, parse: Callable[[bytes, Limits], Parsed]) -> Parsed:
+        """Parse a body, in a thread if it is large, by tenants' turns.
 
         Raises `InvalidRequest`; for a large body also `QueueFull` and `QueueTimeout`.
         """
         if len(body) <= LARGE_BODY_BYTES:
             return parse(body, self._limits)
-        return await self._parsing.run(tenant_so_far(request), parse, body, self._limits)
+        return await self._parsing.run(tenant, parse, body, self._limits)
 
-    async def decode(
-        self, request: Request, body: bytes, decode: Callable[[bytes, Limits], Parsed]
-    ) -> Parsed:
+    async def decode(self, caller: Caller, body: bytes, decode: Callable[[bytes, Limits], Parsed]) -> Parsed:
         """Call a function that parses a body and converts what it contains, in a thread for a long body.
 
         Raises as `parse` and `encode` do.
         """
         if len(body) > LARGE_BODY_BYTES:
-            return await self.parse(request, body, decode)
-        return await self.encode(request, decode, body, self._limits)
+            return await self.parse(caller.tenant, body, decode)
+        return await self.encode(caller, decode, body, self._limits)
 
     async def encode(
-        self, request: Request, encode: Callable[..., Encoded], *arguments: Any, **options: Any
+        self, caller: Caller, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:
         """Call a function that takes longer for longer prompts, as `in_turn` does.
 
         Raises `RateLimited`, too, if the body is long and the key's limits are used up.
         """
-        if request.body_bytes < LONG_BODY_BYTES:
+        if caller.body_bytes < LONG_BODY_BYTES:
             return encode(*arguments, **options)
-        await self._quotas.check(request.api_key)
-        return await self.in_turn(request, partial(encode, *arguments, **options))
+        await self._quotas.check(caller.api_key)
+        return await self.in_turn(caller, partial(encode, *arguments, **options))
 
-    async def in_turn(self, request: Request, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
+    async def in_turn(self, caller: Caller, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
         """Call a function that takes longer for longer texts: for a long body in a thread, by tenants' turns.
 
         Raises what the function raises, `QueueFull` and `QueueTimeout`.
         """
-        if request.body_bytes < LONG_BODY_BYTES:
+        if caller.body_bytes < LONG_BODY_BYTES:
             return encode(*arguments)
-        return await self._encoding.run(tenant_so_far(request), encode, *arguments)
+        return await self._encoding.run(caller.tenant, encode, *arguments)
 
-    async def in_thread(self, request: Request, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
+    async def in_thread(self, caller: Caller, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
         """Call a function that takes milliseconds whatever the size, in a thread, by tenants' turns."""
-        return await self._encoding.run(tenant_so_far(request), function, *arguments)
+        return await self._encoding.run(caller.tenant, function, *arguments)
 
-    def form_in_turn(self, request: Request) -> AbstractAsyncContextManager[None]:
+    def form_in_turn(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """Enter the block by tenants' turns, to check the form of an answer and to try its grammar.
 
         The checks take milliseconds for a hostile schema. A tenant that sends many has two of them at a time,
         and nothing is done for a client that leaves before its turn. Raises as `in_turn` does.
         """
-        return in_turn(self._forming, tenant_so_far(request), timeout_s=self._timeout_s)
+        return in_turn(self._forming, caller.tenant, timeout_s=self._timeout_s)
 
-    async def try_grammar(self, request: Request, grammar: str) -> TrialResult:
+    async def try_grammar(self, caller: Caller, grammar: str) -> TrialResult:
         """Try a grammar in a process of its own. Raises as `in_turn` does, and `QueueFull` if that failed."""
-        return await self._trying.run(tenant_so_far(request), self._try, grammar)
+        return await self._trying.run(caller.tenant, self._try, grammar)
 
     def _try(self, grammar: str) -> TrialResult:
         try:
@@ -109,18 +106,6 @@ class Offload:
         except TrialFailed as error:
             raise QueueFull(str(error), retry_after_s=RETRY_S) from error
 
-    async def write(self, request: Request, write: Callable[..., bytes], *arguments: Any) -> bytes:
+    async def write(self, caller: Caller, write: Callable[..., bytes], *arguments: Any) -> bytes:
         """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""
-        return await self._writing.run(tenant_so_far(request), write, *arguments)
-
-
-def tenant_so_far(request: Request) -> str:
-    """Return the tenant that the request counts for, as far as it has been read."""
-    return tenant_of(
-        request.api_key,
-        request.headers,
-        request.address,
-        user=request.user,
-        safety_identifier=None,
-        fairness_id=request.flow.fairness_id,
-    )
+        return await self._writing.run(caller.tenant, write, *arguments)

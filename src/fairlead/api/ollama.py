@@ -113,7 +113,7 @@ class OllamaRoutes:
             seed=None if options.seed == -1 else options.seed,
         )
         if envelope.is_empty:
-            model = self._models.find(request, name)
+            model = self._models.find(request.api_key, name)
             status = self._fleet.model(model)
             if status is None or status.kind == "remote":  # loading it is left to the other server
                 if self._fleet.speaks(model, CHAT.name):
@@ -122,7 +122,7 @@ class OllamaRoutes:
                     return json_response(empty(model, "load"))
             return json_response(empty(model, await self._load(request, model, kept_s)))
         if kept_s is not None and not is_selector:
-            request.at_end(self._keep, request, self._models.find(request, name), kept_s)
+            request.at_end(self._keep, request, self._models.find(request.api_key, name), kept_s)
         return envelope
 
     async def _load(self, request: Request, model: str, kept_s: float | None) -> str:
@@ -165,11 +165,11 @@ class OllamaRoutes:
 
     async def tags(self, request: Request) -> Response:
         """Handle `GET /api/tags`: list the models that `/v1/models` lists."""
-        offered = self._models.offered(request)
+        offered = self._models.offered(request.api_key)
         names = [(status.model, status.model) for status in offered]
         if self._fleet.catalog.config.include_aliases_in_list:
             names += [(alias, status.model) for status in offered for alias in status.aliases]
-        names += [(name, name) for name, _ in self._models.selectors.cards(request)]
+        names += [(name, name) for name, _ in self._models.selectors.cards(request.api_key)]
         return json_response({"models": [await self._entry(name, model) for name, model in names]})
 
     async def ps(self, request: Request) -> Response:
@@ -177,7 +177,7 @@ class OllamaRoutes:
         await self._services.refresh()
         loaded = [
             status
-            for status in self._models.listed(request)
+            for status in self._models.listed(request.api_key)
             if status.is_resident and status.state in ("ready", "draining")
         ]
         entries = []
@@ -202,7 +202,7 @@ class OllamaRoutes:
         name = self._served_name(body.model or body.name)
         if name is None:
             raise InvalidRequest("model: must be given", param="model")
-        model = self._models.find(request, name)
+        model = self._models.find(request.api_key, name)
         text, files = self._services.models.get(model), await self._files(model)
         template = text.chat_template if text is not None else None
         return json_response(

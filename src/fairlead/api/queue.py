@@ -20,9 +20,9 @@ class QueueRoutes:
 
     async def estimate(self, request: Request) -> Response:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
-        model = self._jobs.models.find(request, request.query("model"))
-        tenant, priority = self._jobs.tenant(request), self._jobs.priority(request)
-        return json_response(await self._services.estimate(model, tenant, priority))
+        model = self._jobs.models.find(request.api_key, request.query("model"))
+        caller = self._jobs.identify(request)
+        return json_response(await self._services.estimate(model, caller.tenant, self._jobs.priority(caller)))
 
     async def cancel(self, request: Request) -> Response:
         """End a queued or running job of the same key and user; for an operator's key, of anybody.

@@ -7,6 +7,7 @@ request is decoded, too, and translated to a chat. That node's answer is written
 import time
 
 from fairlead.answer.reported import BYTES_A_TOKEN
+from fairlead.api.caller import Caller
 from fairlead.api.dialects.chat_request import chat_request
 from fairlead.api.dialects.dialect import (
     AnswerContext,
@@ -20,7 +21,6 @@ from fairlead.api.dialects.dialect import (
 from fairlead.api.dialects.fields import MAX_INT32, Envelope
 from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
 from fairlead.api.job_service import JobService
-from fairlead.api.request import Request
 from fairlead.errors import FairleadError, InvalidRequest, quoted
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay, Sampling
 
@@ -43,7 +43,7 @@ class Relays:
 
     async def job(
         self,
-        request: Request,
+        caller: Caller,
         dialect: RelayDialect,
         body: bytes,
         envelope: Envelope,
@@ -55,21 +55,21 @@ class Relays:
 
         That is None if no answer may be translated.
         """
-        streams = envelope.wants_stream and dialect.streams
+        streams = caller.streams and dialect.streams
         generation = None
         if isinstance(dialect, Dialect) and self._needs_chat(model, dialect):
-            generation = await self._jobs.offload.decode(request, body, dialect.decode)
+            generation = await self._jobs.offload.decode(caller, body, dialect.decode)
         relay = await self.relay(
-            request, dialect, body, generation, model=model, requested=requested, streams=streams
+            caller, dialect, body, generation, model=model, requested=requested, streams=streams
         )
         prefix = "relay"
         if isinstance(dialect, Dialect) and relay.chat is not None:
             prefix = dialect.job_prefix
         job = self._jobs.job(
-            request,
-            envelope,
+            caller,
             model,
-            prefix=prefix,
+            prefix,
+            prompts=(),
             sampling=_sampling(dialect, envelope, None if generation is None else generation.sampling.top_p),
             n=envelope.choices,
             stop=() if generation is None else generation.stop,
@@ -83,7 +83,7 @@ class Relays:
 
     async def relay(
         self,
-        request: Request,
+        caller: Caller,
         dialect: RelayDialect,
         body: bytes,
         generation: GenerationRequest | None,
@@ -100,7 +100,7 @@ class Relays:
         if generation is not None and self._needs_chat(model, dialect):
             encode = self._jobs.offload.encode
             chat = await encode(
-                request, chat_request, generation, model=requested, stream=streams, user=request.user
+                caller, chat_request, generation, model=requested, stream=streams, user=caller.user
             )
         return Relay(
             dialect.path,
@@ -109,7 +109,7 @@ class Relays:
             reader=dialect.reader,
             dialect=dialect.name,
             chat=None if chat is None else ChatRelay(chat, _CHAT_READER),
-            headers=headers_of(request, dialect.header_prefix),
+            headers=headers_of(caller, dialect.header_prefix),
         )
 
     def _needs_chat(self, model: str, dialect: RelayDialect) -> bool:
@@ -160,12 +160,12 @@ class RelayWriter:
         return own.write([delta])
 
 
-def headers_of(request: Request, prefix: str) -> tuple[tuple[str, str], ...]:
+def headers_of(caller: Caller, prefix: str) -> tuple[tuple[str, str], ...]:
     """Return the headers whose names begin with the prefix, each name once. Raises `InvalidRequest`."""
     if not prefix:
         return ()
     found: dict[str, str] = {}
-    for raw_name, raw_value in request.scope["headers"]:
+    for raw_name, raw_value in caller.headers:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip()
         if name.startswith(prefix) and value:
             found[name] = f"{found[name]},{value}" if name in found else value

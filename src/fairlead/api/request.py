@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 import trio
 
+from fairlead.api.caller import call_at_end
 from fairlead.config import ApiKey
 from fairlead.http.forwarded import FORWARDED
 from fairlead.http.headers import FirstHeaders
@@ -68,7 +69,7 @@ class Request:
 
     def at_end(self, call: Callable[..., None], *arguments: object) -> None:
         """Call a function when the request has ended."""
-        self.nursery.start_soon(_call_at_end, call, *arguments)
+        call_at_end(self.nursery, call, *arguments)
 
     @property
     def query_string(self) -> bytes:
@@ -86,13 +87,6 @@ class Request:
         """The path below which the server is mounted; empty if it is not."""
         prefix: str = self.scope.get("prefix", "")
         return prefix
-
-
-async def _call_at_end(call: Callable[..., None], *arguments: object) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        call(*arguments)
 
 
 def _no_body() -> Any:

@@ -24,6 +24,7 @@ from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import Paths, without_root
 from fairlead.api.request import Request, Response, View
 from fairlead.api.request_auth import RequestAuth
+from fairlead.api.request_caller import tenant_so_far
 from fairlead.api.route import Permission, Route
 from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.services import Services
@@ -186,7 +187,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
                 request.method, request.headers
             )
         self._auth.enter(request, permission, is_preflight=is_preflight)
-        current.body_memory, current.tenant = self._jobs.body_memory, self._jobs.tenant(request)
+        current.body_memory, current.tenant = self._jobs.body_memory, tenant_so_far(request)
         if not is_preflight:
             return None
         headers = self._cors.preflight_headers(request.headers, match.allowed_methods())

@@ -7,12 +7,13 @@ only the targets that are among its models. `swap.selectors` has the strategies 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fairlead.api.request import Request
+from fairlead.api.caller import Caller, call_at_end
 from fairlead.api.services import Services
+from fairlead.config import ApiKey
 from fairlead.errors import Forbidden, ModelNotFound, quoted
 from fairlead.swap.selectors import Selection, Target
 
-Allows = Callable[[Request, str], bool]
+Allows = Callable[[ApiKey | None, str], bool]
 
 
 class Selectors:
@@ -27,34 +28,34 @@ class Selectors:
         """Return whether the name stands for several models."""
         return name in self._services.selectors
 
-    def choose(self, request: Request, name: str) -> Target:
+    def choose(self, api_key: ApiKey | None, name: str) -> Target:
         """Return the target that a job of the caller would get now. Raises `ModelNotFound` or `Forbidden`."""
         targets = list(self._targets(name))
         if not targets:
             raise ModelNotFound(f"no model that {quoted(name)} stands for is served here", param="model")
-        allowed = self._allowed(request, name, targets)
+        allowed = self._allowed(api_key, name, targets)
         if not allowed:
             raise Forbidden(f"this API key may use no model that {quoted(name)} stands for", param="model")
         return self._selection.choose(name, self._services.selectors[name], allowed)
 
-    def take(self, request: Request, name: str) -> Target:
-        """Return the target for the caller's job. With `spillover`, it counts until the request ends."""
-        target = self.choose(request, name)
+    def take(self, caller: Caller, name: str) -> Target:
+        """Return the target for the caller's job. With `spillover`, it counts until the caller's end."""
+        target = self.choose(caller.api_key, name)
         if self._services.selectors[name].strategy == "spillover":
             self._selection.take(name, target.model)
-            request.at_end(self._selection.give_back, name, target.model)
+            call_at_end(caller.nursery, self._selection.give_back, name, target.model)
         return target
 
-    def cards(self, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+    def cards(self, api_key: ApiKey | None) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the names and entries of the selectors that the caller may use and that are not unlisted."""
         for name, selector in self._services.selectors.items():
-            if not selector.unlisted and (card := self.card(request, name)) is not None:
+            if not selector.unlisted and (card := self.card(api_key, name)) is not None:
                 yield name, card
 
-    def card(self, request: Request, name: str) -> dict[str, Any] | None:
+    def card(self, api_key: ApiKey | None, name: str) -> dict[str, Any] | None:
         """Return a selector's entry; None if it does not exist or the caller may use none of its targets."""
         selector = self._services.selectors.get(name)
-        targets = [] if selector is None else self._allowed(request, name, list(self._targets(name)))
+        targets = [] if selector is None else self._allowed(api_key, name, list(self._targets(name)))
         if selector is None or not targets:
             return None
         about = selector.metadata | {
@@ -76,7 +77,7 @@ class Selectors:
                 is_remote, is_healthy = status.kind == "remote", status.problem is None
                 yield Target(target, model, status.state, is_remote, is_healthy)
 
-    def _allowed(self, request: Request, name: str, targets: list[Target]) -> list[Target]:
-        if self._allows(request, name):
+    def _allowed(self, api_key: ApiKey | None, name: str, targets: list[Target]) -> list[Target]:
+        if self._allows(api_key, name):
             return targets
-        return [target for target in targets if self._allows(request, target.model)]
+        return [target for target in targets if self._allows(api_key, target.model)]

@@ -9,9 +9,9 @@ import msgspec
 import trio
 
 from fairlead.api.body import invalid_field
+from fairlead.api.caller import Caller
 from fairlead.api.dialects.dialect import GenerationRequest
-from fairlead.api.offload import Offload, tenant_so_far
-from fairlead.api.request import Request
+from fairlead.api.offload import Offload
 from fairlead.job import AnswerParts, ReasoningLimit
 from fairlead.structured.grammar import PLAIN, ReasoningState
 from fairlead.structured.request import AnswerSpec, FaultyRequest
@@ -120,60 +120,60 @@ class StructureTrials:
         self._tried = TriedGrammars()
 
     async def structure(
-        self, request: Request, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
+        self, caller: Caller, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
     ) -> Structure:
         """Return the structure of a request's answer, with a grammar that compiles.
 
         Raises `InvalidRequest`, which names the field, and as `Offload.try_grammar` does.
         """
         if generation.answer is None:
-            return await self._offload.encode(request, structure_of, generation, model, prompt)
-        async with self._offload.form_in_turn(request):
-            return await self._tried_structure(request, generation, model, prompt)
+            return await self._offload.encode(caller, structure_of, generation, model, prompt)
+        async with self._offload.form_in_turn(caller):
+            return await self._tried_structure(caller, generation, model, prompt)
 
     async def _tried_structure(
-        self, request: Request, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
+        self, caller: Caller, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
     ) -> Structure:
-        generation = await self._offload.encode(request, with_checked_form, generation)
-        structure = await self._offload.encode(request, structure_of, generation, model, prompt)
+        generation = await self._offload.encode(caller, with_checked_form, generation)
+        structure = await self._offload.encode(caller, structure_of, generation, model, prompt)
         check_combinations(generation, structure.grammar)
         if structure.grammar is None:
             return structure
-        result = await self._result(request, structure.grammar)
+        result = await self._result(caller, structure.grammar)
         for relax in (self._relax_alone, self._relax_all):
             if result.fault is None:
                 break
             assert generation.answer is not None
-            relaxed = await relax(request, generation.answer, model, result.fault)
+            relaxed = await relax(caller, generation.answer, model, result.fault)
             if relaxed == generation.answer:
                 continue
             generation = msgspec.structs.replace(generation, answer=relaxed)
-            structure = await self._offload.encode(request, structure_of, generation, model, prompt)
+            structure = await self._offload.encode(caller, structure_of, generation, model, prompt)
             assert structure.grammar is not None
-            result = await self._result(request, structure.grammar)
+            result = await self._result(caller, structure.grammar)
         if result.fault is not None:
             raise invalid_field(structure.grammar_field, result.fault)
         return structure._replace(grammar_bytes=result.memory_bytes)
 
     async def _relax_alone(
-        self, request: Request, spec: AnswerSpec, model: TextModel, fault: str
+        self, caller: Caller, spec: AnswerSpec, model: TextModel, fault: str
     ) -> AnswerSpec:
         """Return the form with those functions relaxed that are at fault by themselves, for `fault`."""
         answer_format = model.answer_format
         wire_format, special = PLAIN, None
         if answer_format is not None and spec.tools:
             wire_format, special = answer_format.wire_format, answer_format.special
-            spec = await self._offload.encode(request, spec.fit, wire_format, special)
-        parts = await self._offload.encode(request, lambda: list(spec.parts(wire_format, special)))
+            spec = await self._offload.encode(caller, spec.fit, wire_format, special)
+        parts = await self._offload.encode(caller, lambda: list(spec.parts(wire_format, special)))
         faults: dict[str, str] = {}
         give_up_s = trio.current_time() + MOST_ALONE_S
         for tool, field, grammar in parts:
             if len(parts) == 1:  # so the fault is known to be in it
                 found: str | None = fault
-            elif trio.current_time() > give_up_s and self._known(request, grammar) is None:
+            elif trio.current_time() > give_up_s and self._known(caller, grammar) is None:
                 found = "there was no time to try it"
             else:
-                found = (await self._result(request, grammar)).fault
+                found = (await self._result(caller, grammar)).fault
             if found is None:
                 continue
             if tool is None:
@@ -182,21 +182,21 @@ class StructureTrials:
         return spec.relax(faults)
 
     async def _relax_all(
-        self, _request: Request, spec: AnswerSpec, _model: TextModel, fault: str
+        self, _caller: Caller, spec: AnswerSpec, _model: TextModel, fault: str
     ) -> AnswerSpec:
         """Return the form with any object as arguments, where the schemas are too much only together."""
         return spec.free_arguments(fault)
 
-    async def _result(self, request: Request, grammar: str) -> TrialResult:
+    async def _result(self, caller: Caller, grammar: str) -> TrialResult:
         """Return the result of a trial, of an earlier one if there was one."""
-        result = self._known(request, grammar)
+        result = self._known(caller, grammar)
         if result is None:
-            result = await self._offload.try_grammar(request, grammar)
-            self._tried.remember(tenant_so_far(request), grammar, result)
+            result = await self._offload.try_grammar(caller, grammar)
+            self._tried.remember(caller.tenant, grammar, result)
         return result
 
-    def _known(self, request: Request, grammar: str) -> TrialResult | None:
-        return self._tried.find(tenant_so_far(request), grammar)
+    def _known(self, caller: Caller, grammar: str) -> TrialResult | None:
+        return self._tried.find(caller.tenant, grammar)
 
 
 def _of_grammar(spec: AnswerSpec, model: TextModel | None, state: ReasoningState) -> Structure:

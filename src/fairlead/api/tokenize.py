@@ -11,8 +11,9 @@ import msgspec
 import trio
 
 from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.caller import Caller
 from fairlead.api.dialects.dialect import CountingDialect
-from fairlead.api.dialects.fields import Envelope, TemplateVariables, TokenId, described
+from fairlead.api.dialects.fields import TemplateVariables, TokenId, described
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
 from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.api.encoding import encode_conversation
@@ -68,53 +69,49 @@ class Tokens:
     async def tokenize(self, request: Request) -> Response:
         """Handle `POST /tokenize`."""
         _, parsed = await self._jobs.take(request, _parse_tokenize)
-        model = self._jobs.models.find_text(request, parsed.model)
+        caller = self._jobs.identify(request)
+        model = self._jobs.models.find_text(request.api_key, parsed.model)
         refuse_unserved(parsed, TOKENIZE)
         _check(parsed)
-        chars = request.body_bytes if parsed.prompt is None else len(parsed.prompt)
+        chars = caller.body_bytes if parsed.prompt is None else len(parsed.prompt)
         estimate = chars // USUAL_CHARS_PER_TOKEN
-        async with _charged(self._jobs, request, estimate, "prompt", is_estimate=True) as charge:
-            body, tokens = await self._jobs.offload.in_turn(request, _tokenized, model, parsed)
+        async with _charged(self._jobs, caller, estimate, "prompt", is_estimate=True) as charge:
+            body, tokens = await self._jobs.offload.in_turn(caller, _tokenized, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
 
     async def detokenize(self, request: Request) -> Response:
         """Handle `POST /detokenize`."""
         _, parsed = await self._jobs.take(request, _parse_detokenize)
-        model = self._jobs.models.find_text(request, parsed.model)
+        caller = self._jobs.identify(request)
+        model = self._jobs.models.find_text(request.api_key, parsed.model)
         if len(parsed.tokens) > model.max_model_len:
             raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
-        async with _charged(self._jobs, request, len(parsed.tokens), "tokens"):
-            body = await self._jobs.offload.in_turn(request, _detokenized, model, parsed.tokens)
+        async with _charged(self._jobs, caller, len(parsed.tokens), "tokens"):
+            body = await self._jobs.offload.in_turn(caller, _detokenized, model, parsed.tokens)
         return json_response(body)
 
 
 async def count_tokens(
-    jobs: JobService,
-    request: Request,
-    dialect: CountingDialect,
-    body: bytes,
-    envelope: Envelope,
-    model: TextModel,
+    jobs: JobService, caller: Caller, dialect: CountingDialect, body: bytes, model: TextModel
 ) -> Response:
     """Return the number of tokens of a prompt in any dialect, with which a job would have that prompt."""
-    request.user = envelope.user or envelope.safety_identifier
-    generation = await jobs.offload.decode(request, body, dialect.decode)
+    generation = await jobs.offload.decode(caller, body, dialect.decode)
     model.check_purpose("generate")
-    estimate = request.body_bytes // USUAL_CHARS_PER_TOKEN
-    async with _charged(jobs, request, estimate, "messages", is_estimate=True) as charge:
-        ids = await jobs.offload.in_turn(request, encode_conversation, model, generation)
+    estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
+    async with _charged(jobs, caller, estimate, "messages", is_estimate=True) as charge:
+        ids = await jobs.offload.in_turn(caller, encode_conversation, model, generation)
         charge.correct_prompt(len(ids), trio.current_time())
     return json_response(dialect.write_count(len(ids)))
 
 
 @asynccontextmanager
 async def _charged(
-    jobs: JobService, request: Request, tokens: int, param: str, *, is_estimate: bool = False
+    jobs: JobService, caller: Caller, tokens: int, param: str, *, is_estimate: bool = False
 ) -> AsyncIterator[JobCharge]:
     """Charge the key as for a job; refund it if the request is refused. Raises as `KeyQuotas.admit` does."""
     charge = await jobs.quotas.admit(
-        request.api_key, prompt_tokens=tokens, is_estimate=is_estimate, param=param
+        caller.api_key, prompt_tokens=tokens, is_estimate=is_estimate, param=param
     )
     try:
         yield charge

@@ -15,8 +15,8 @@ from functools import partial
 
 import structlog
 
-from fairlead.api.offload import tenant_so_far
 from fairlead.api.request import Request
+from fairlead.api.request_caller import tenant_so_far
 from fairlead.api.shares import Holding, Shares
 from fairlead.http.asgi import Direct
 from fairlead.http.refusals import LOGGED_LENGTH

@@ -18,9 +18,9 @@ from typing import IO, Any, TypeVar
 import structlog
 import trio
 
-from fairlead.api.offload import tenant_so_far
 from fairlead.api.request import Request
 from fairlead.api.request_body import IncomingBody
+from fairlead.api.request_caller import tenant_so_far
 from fairlead.api.shares import Shares
 from fairlead.api.turns import Turns, in_turn
 from fairlead.config import MOST_UPLOADS, Limits

@@ -11,8 +11,8 @@ from urllib.parse import quote, unquote
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.passthrough import decode_head, forwarded_headers
 from fairlead.answer.reported import BYTES_A_TOKEN
+from fairlead.api.caller import Caller
 from fairlead.api.cors import Cors
-from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.job_service import JobService, answer_headers
 from fairlead.api.request import NO_SNIFFING, CutStream, Request, Response
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound, quoted
@@ -39,13 +39,12 @@ class UpstreamRoute:
         raw_path: bytes | None = request.scope.get("raw_path")
         raw = quote(request.path) if raw_path is None else raw_path.decode("ascii")
         name, path = self._model_in(raw.removeprefix(PREFIX))
-        model = self._jobs.models.find(request, name)
+        model = self._jobs.models.find(request.api_key, name)
         self._check(request, name, model)
         if not path:
             return _with_slash(request, raw)
         self._check_ignored(name, model, unquote(path))
-        job = await self._job(request, model, path)
-        return await self._answer(request, job)
+        return await self._answer(*await self._job(request, model, path))
 
     def _model_in(self, raw: str) -> tuple[str, str]:
         """Return the model's name, which may have slashes, and the path after it. Raises `NotFound`."""
@@ -79,7 +78,7 @@ class UpstreamRoute:
                 f"the model {quoted(name)} is not loaded, and a path in upstream.ignorePaths does not load it"
             )
 
-    async def _job(self, request: Request, model: str, path: str) -> Job:
+    async def _job(self, request: Request, model: str, path: str) -> tuple[Caller, Job]:
         body = b""
         headers = forwarded_headers(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.scope["headers"]
@@ -95,20 +94,22 @@ class UpstreamRoute:
         target = path.encode() + (b"?" + query if query else b"")
         if not all(0x21 <= letter <= 0x7E for letter in target):
             raise InvalidRequest("the query has characters that must be escaped")
-        return self._jobs.job(
-            request,
-            CommonFields(model=model),
+        caller = self._jobs.identify(request)
+        job = self._jobs.job(
+            caller,
             model,
-            prefix="upstream",
+            "upstream",
+            prompts=(),
             sampling=Sampling(max_tokens=1),
             relay=Relay(target.decode(), body, passthrough=Passthrough(request.method, headers)),
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
+        return caller, job
 
-    async def _answer(self, request: Request, job: Job) -> Response:
-        _, pending = await self._jobs.start(request, job)
+    async def _answer(self, caller: Caller, job: Job) -> Response:
+        _, pending = await self._jobs.start(caller, job)
         answer = await pending.get()
-        answer.deltas.unread = request.unread
+        answer.deltas.unread = caller.unread
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
         headers = {**head.headers, **answer_headers(answer), **NO_SNIFFING}

@@ -1,23 +1,24 @@
 """Responses that are generated in the background: without their clients, which may come back for them.
 
-A run has a nursery in place of its request's exchange. All work for the request happens there, by the same
-functions as for other requests. Clients read only what the store has, so a slow one holds no memory, and one
-that leaves changes nothing.
+A run has a caller of its own, whose nursery is not that of the HTTP request. All work for it happens there,
+by the same functions as for other requests. Clients read only what the store has, so a slow one holds no
+memory, and one that leaves changes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 
+import msgspec
 import trio
 
+from fairlead.api.caller import Caller
 from fairlead.api.dialects.dialect import AnswerContext, WaitingComments
 from fairlead.api.dialects.openai import encode
 from fairlead.api.dialects.openai_responses_events import ResponseEvents, response_object
 from fairlead.api.errors import public_error
 from fairlead.api.job_service import JobService
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import CutStream, Request
+from fairlead.api.request import CutStream
 from fairlead.api.responses.keeping import document_of
 from fairlead.api.responses.store import ResponseStore, StoredResponse
 from fairlead.api.sse import is_large
@@ -62,17 +63,18 @@ class BackgroundRuns:
         """Cancel all runs."""
         self._scope.cancel()
 
-    async def open(self) -> trio.Nursery:
-        """Return a new nursery. The caller begins a run in it, or cancels it.
+    async def open(self, caller: Caller) -> Caller:
+        """Return the caller of a new run: the same client, with a nursery that its leaving does not cancel.
 
-        Raises `NotStarted`, and `Draining` where a response would end before it can be read.
+        The run takes the answer as it comes, whatever the client reads. Who opens it begins it, or cancels
+        its nursery. Raises `NotStarted`, and `Draining` where a response would end before it can be read.
         """
         if self._jobs.services.draining():
             raise Draining("background: the server is about to stop")
         if self._nursery is None or self._scope.cancel_called:
             raise NotStarted("background: the application's lifespan does not run")
         nursery: trio.Nursery = await self._nursery.start(_hold)
-        return nursery
+        return msgspec.structs.replace(caller, nursery=nursery, streams=True, unread=None)
 
     def begin(
         self,
@@ -225,23 +227,6 @@ class StoredEvents:
                 break
             found.append(event)
         return found
-
-
-@contextmanager
-def work_in(request: Request, nursery: trio.Nursery) -> Iterator[None]:
-    """Start the request's tasks in this nursery during the block, which its client's leaving does not cancel.
-
-    Cancel the nursery if the block raises.
-    """
-    own = request.nursery
-    request.nursery = nursery
-    try:
-        yield
-    except BaseException:
-        nursery.cancel_scope.cancel()
-        raise
-    finally:
-        request.nursery = own
 
 
 async def _hold(task_status: trio.TaskStatus[trio.Nursery]) -> None:

@@ -15,13 +15,15 @@ import msgspec
 import trio
 
 from fairlead.api.body import invalid_field
+from fairlead.api.caller import Caller, call_at_end
 from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai_responses import ResponsesDialect, ResponsesEnvelope
 from fairlead.api.generate import GenerationPipeline, warning_headers
 from fairlead.api.job_service import JobService
 from fairlead.api.offload import LARGE_BODY_BYTES
 from fairlead.api.request import Request, Response, json_response
-from fairlead.api.responses.background import BackgroundRuns, work_in
+from fairlead.api.request_caller import owner_so_far
+from fairlead.api.responses.background import BackgroundRuns
 from fairlead.api.responses.items import history_of, input_list, turns_before
 from fairlead.api.responses.keeping import KeepingDialect
 from fairlead.api.responses.store import ResponseStore, StoredResponse
@@ -55,22 +57,24 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         """Respond as `GenerationPipeline.respond` does, and keep the response."""
         body, envelope = await self._jobs.take(request, ResponsesDialect.read_envelope)
-        request.user = envelope.user or envelope.safety_identifier  # who may continue a response
-        if not self._writes(self._jobs.models.find(request, envelope.model)):
+        caller = self._jobs.identify(request, envelope)
+        if not self._writes(self._jobs.models.find(caller.api_key, envelope.model)):
             dialect = ResponsesDialect()
-            job, relayed = await self._pipeline.prepare(request, dialect, body, envelope)
+            job, relayed = await self._pipeline.prepare(caller, dialect, body, envelope)
             del body, envelope
-            return await self._pipeline.answer(request, dialect, job, relayed)
+            return await self._pipeline.answer(caller, dialect, job, relayed)
         is_stored = self._check(envelope)
-        dialect = ResponsesDialect(history=await self._history(request, envelope), is_stored=is_stored)
+        history, size = await self._history(caller, envelope)
+        dialect = ResponsesDialect(history=history, is_stored=is_stored)
+        caller = msgspec.structs.replace(caller, body_bytes=caller.body_bytes + size)
         if envelope.background:
-            return await self._begin(request, dialect, body, envelope)
-        job, context = await self._prepare(request, dialect, body, envelope)
+            return await self._begin(await self.background.open(caller), dialect, body, envelope)
+        job, context = await self._prepare(caller, dialect, body, envelope)
         response = self._stored(job, envelope) if is_stored and context is not None else None
-        del body, envelope, dialect  # which the job does not need, as in `respond`
+        del body, envelope, dialect, history  # which the job does not need, as in `respond`
         if response is None or context is None:
-            return await self._pipeline.answer(request, ResponsesDialect(), job, context)
-        return await self._keep(request, job, context, response)
+            return await self._pipeline.answer(caller, ResponsesDialect(), job, context)
+        return await self._keep(caller, job, context, response)
 
     def _writes(self, model: str) -> bool:
         """Return whether responses of the model are written here, perhaps translated from another dialect."""
@@ -88,26 +92,25 @@ class ResponseRoutes:
             raise invalid_field("background", "cannot be combined with store: false")
         return self._is_on and envelope.store is not False
 
-    async def _history(self, request: Request, envelope: ResponsesEnvelope) -> list[dict[str, Any]]:
-        """Return the items that precede the input. Their size counts as that of the body from here on."""
+    async def _history(self, caller: Caller, envelope: ResponsesEnvelope) -> tuple[list[dict[str, Any]], int]:
+        """Return the items that precede the input, and their size, which counts as the body's does."""
         if envelope.previous_response_id is None:
-            return []
+            return [], 0
         turns = turns_before(
             self.store,
             envelope.previous_response_id,
-            self._jobs.owner(request),
+            caller.owner,
             trio.current_time(),
             max_bytes=self._services.config.limits.body_bytes,
         )
         texts = [(turn.input, turn.document) for turn in turns]
         size = sum(len(given) + len(document) for given, document in texts)
-        request.body_bytes += size
         if size > LARGE_BODY_BYTES:
-            return await self._jobs.offload.in_thread(request, history_of, texts)
-        return history_of(texts)
+            return await self._jobs.offload.in_thread(caller, history_of, texts), size
+        return history_of(texts), size
 
     async def _prepare(
-        self, request: Request, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
+        self, caller: Caller, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
     ) -> tuple[Job, AnswerContext | None]:
         """Return the job and its context, as the pipeline does.
 
@@ -115,7 +118,7 @@ class ResponseRoutes:
         background. So such a request is sent to them as a chat, or not at all. Raises `InvalidRequest` if it
         cannot be translated.
         """
-        job, context = await self._pipeline.prepare(request, dialect, body, envelope)
+        job, context = await self._pipeline.prepare(caller, dialect, body, envelope)
         field = "background" if envelope.background else "previous_response_id"
         if not (envelope.background or envelope.previous_response_id is not None):
             return job, context
@@ -141,15 +144,15 @@ class ResponseRoutes:
         return response
 
     async def _keep(
-        self, request: Request, job: Job, context: AnswerContext, response: StoredResponse
+        self, caller: Caller, job: Job, context: AnswerContext, response: StoredResponse
     ) -> Response:
         """Return the answer, and keep it when it has ended."""
         dialect = KeepingDialect(partial(self._end, response))
         if job.stream:
-            request.at_end(self._leave, response)
-            return await self._pipeline.answer(request, dialect, job, context)
+            call_at_end(caller.nursery, self._leave, response)
+            return await self._pipeline.answer(caller, dialect, job, context)
         try:
-            answer = await self._pipeline.answer(request, dialect, job, context)
+            answer = await self._pipeline.answer(caller, dialect, job, context)
             assert isinstance(answer.body, bytes)
             self._end(response, answer.body)
             return answer
@@ -166,19 +169,20 @@ class ResponseRoutes:
             self.store.remove(response)
 
     async def _begin(
-        self, request: Request, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
+        self, caller: Caller, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
     ) -> Response:
-        """Begin a response in the background. Return it as it is now, or its events."""
-        nursery = await self.background.open()
-        with work_in(request, nursery):
-            streaming = msgspec.structs.replace(envelope, stream=True)
-            job, context = await self._prepare(request, dialect, body, streaming)
+        """Begin a response in the background, of a caller of its own. Return its object or its events."""
+        try:
+            job, context = await self._prepare(caller, dialect, body, envelope)
             assert context is not None
-            job, pending = await self._jobs.start(request, job)
+            job, pending = await self._jobs.start(caller, job)
             response = self._stored(job, envelope)
-            self.background.begin(nursery, response, context._replace(job=job), pending)
+            self.background.begin(caller.nursery, response, context._replace(job=job), pending)
             if response.is_gone:
                 raise invalid_field("input", "is larger than what is kept (responses.maxBytes)")
+        except BaseException:
+            caller.nursery.cancel_scope.cancel()
+            raise
         begun = self._events(response, 0) if response.keeps_events else json_response(response.document)
         return begun._replace(headers={**begun.headers, **warning_headers(context)})
 
@@ -232,7 +236,7 @@ class ResponseRoutes:
     def _find(self, request: Request) -> StoredResponse:
         """Return the response in the path. Those of other keys and users are reported as not found."""
         response_id = request.path_parameters["response_id"]
-        found = self.store.find(response_id, self._jobs.owner(request), trio.current_time())
+        found = self.store.find(response_id, owner_so_far(request), trio.current_time())
         if found is None:
             hint = "" if self._is_on else "; the setting responses.store is off"
             raise NotFound(f"no response {quoted(response_id)} of yours is kept here{hint}")
