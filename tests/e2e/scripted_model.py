@@ -11,13 +11,14 @@ script says, as if the model were ahead of the network by so many steps.
 import json
 import os
 import re
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ from fairlead.engine.inputs import Inputs
 from fairlead.engine.loading import LoadedModel
 from fairlead.engine.runner import ModelRunner
 from fairlead.frames import FrameSocket, PeerGone
+from fairlead.process.child import Child
 from fairlead.worker import main, shared_channel
 from fairlead.worker.client import Worker
 from fairlead.worker.shared_channel import ParentSocket, SharedChannel
@@ -170,6 +172,7 @@ class ThreadProcess:
         self.pid = os.getpid()
         self.returncode: int | None = None
         self.stdin = self.stdout = self
+        self.stderr = None
         self._connection = connection.dup()
         self._scripts = scripts
         self._ended = trio.Event()
@@ -191,16 +194,10 @@ class ThreadProcess:
         """Do nothing."""
         await trio.lowlevel.checkpoint()
 
-    def terminate(self) -> None:
-        """End the connection, and so the thread."""
-        if self.returncode is None:
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def kill(self) -> None:
-        """Do nothing: threads cannot be killed."""
-
     def send_signal(self, number: int) -> None:
-        """Do nothing, as above."""
+        """End the connection, and so the thread."""
+        if number == signal.SIGTERM and self.returncode is None:
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         parent = FrameSocket(self._connection, messages.from_parent_decoder)
@@ -227,9 +224,9 @@ class _Observer:
 async def serving(folder: Path, scripts: Scripts) -> AsyncIterator[tuple[str, int]]:
     """Serve the model in a folder as `scripted`; yield the server's address."""
 
-    async def start(_worker: Worker, theirs: socket.socket) -> ThreadProcess:
+    async def start(_worker: Worker, theirs: socket.socket) -> Child:
         await trio.lowlevel.checkpoint()
-        return ThreadProcess(theirs, scripts)
+        return Child(cast(trio.Process, ThreadProcess(theirs, scripts)))
 
     model = ModelConfig(path=folder, name="scripted", preload=True, watchdog_s=600)
     config = Config(models=(model,), host="127.0.0.1", port=0)

@@ -8,6 +8,7 @@ from fairlead.config import HealthConfig
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.fleet import managed_model
 from fairlead.process import command_process as process
+from fairlead.process.child import Child
 from fairlead.process.liveness import LivenessProbe
 from fleet.fault_points import (
     QUEUE,
@@ -31,8 +32,8 @@ HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
 STEPS: set[Step] = {
     *(("load", name) for name in ("open_process", "guard", "connect", "parse feed", "node_up", "measure")),
     *(("serve", name) for name in ("rewritten", "read_event", "put")),
-    *(("death", name) for name in ("wait", "node_down", "signal group", "kill", "close pipe", "guard")),
-    *(("unload", name) for name in ("signal group", "wait", "kill", "close pipe", "node_down", "stopped")),
+    *(("death", name) for name in ("wait", "node_down", "signal group", "close pipe", "guard")),
+    *(("unload", name) for name in ("signal group", "wait", "close pipe", "node_down", "stopped")),
 }
 
 
@@ -110,14 +111,13 @@ async def _check(
 def _wrap(points: FaultPoints) -> None:
     points.wrap(trio.lowlevel, "open_process", "open_process")
     points.wrap(process, "_guard", "guard")
-    points.wrap(process, "_signal_group", "signal group")
+    points.wrap(Child, "signal", "signal group")
     points.wrap(LivenessProbe, "stopped", "pulse")
     points.wrap(trio.lowlevel.FdStream, "receive_some", "read log")
     points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
     points.wrap(process.CommandProcess, "_record_line", "log line")
     points.wrap(managed_model, "memory_of", "measure")
-    for name in ("wait", "kill"):
-        points.wrap(SimulatedProcess, name, name)
+    points.wrap(SimulatedProcess, "wait", "wait")
     for name in ("node_up", "node_down"):
         points.wrap(Scheduler, name, f"scheduler {name}", lambda _self, node_id, *_: is_struck(node_id))
     points.wrap(Scheduler, "stopped", "stopped")

@@ -38,9 +38,9 @@ STEPS: set[Step] = {
         for name in ("socket folder", "connect", "progress", "node_up", "thread", "measure", "read log")
     ),
     *(("serve", name) for name in ("submit", "send", "recv", "decode", "step", "receive", "receive_token")),
-    *(("death", name) for name in ("recv", "node_down", "wait", "kill", "close pipe", "socketpair")),
-    *(("stuck", name) for name in ("node_down", "send_signal", "terminate", "wait")),
-    *(("unload", name) for name in ("terminate", "kill", "wait", "close pipe", "node_down", "stopped")),
+    *(("death", name) for name in ("recv", "node_down", "wait", "send_signal", "close pipe", "socketpair")),
+    *(("stuck", name) for name in ("node_down", "send_signal", "wait")),
+    *(("unload", name) for name in ("send_signal", "wait", "close pipe", "node_down", "stopped")),
 }
 
 
@@ -131,7 +131,7 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(Worker, "_log_line", "log line")
     for name in ("stuck", "message_sent", "frame_received"):
         points.wrap(Watchdog, name, f"watchdog {name}")
-    for name in ("wait", "terminate", "kill", "send_signal"):
+    for name in ("wait", "send_signal"):
         points.wrap(SimulatedProcess, name, name)
     for name in ("receive_token", "receive"):
         points.wrap(NodeSequence, name, name)

@@ -89,6 +89,7 @@ class SimulatedProcess:
         stdout, self._stdout = os.pipe()
         self.stdin = trio.lowlevel.FdStream(stdin)
         self.stdout = trio.lowlevel.FdStream(stdout)
+        self.stderr = None
 
     async def run(self) -> None:
         try:

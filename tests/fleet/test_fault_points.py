@@ -90,17 +90,18 @@ async def _not_contained(_name, run, *arguments) -> None:
     await run(*arguments)
 
 
-async def _end_carelessly(process) -> None:
-    process.terminate()
-    await process.wait()
-    await process.stdin.aclose()
-    await process.stdout.aclose()
+async def _end_carelessly(child, **_limits) -> None:
+    await child.terminate()
+    await child.wait()
+    child._reading.cancel()
+    await child._process.stdin.aclose()
+    await child._process.stdout.aclose()
 
 
 MUTANTS = {
     "a model's life expects only two errors": ("model", "fleet.managed_model.FailureBoundary", _OnlyExpected),
     "what the fleet does beside is not contained": ("model", "fleet.fleet.contain", _not_contained),
-    "a child is ended without a second try": ("model", "worker.client._end", _end_carelessly),
+    "a child is ended without a second try": ("model", "process.child.Child.end", _end_carelessly),
     "a node that could not report its end keeps its seats": (
         "model",
         "dispatch.scheduler.Scheduler.node_counts",

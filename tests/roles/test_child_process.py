@@ -117,7 +117,7 @@ async def test_prepared_child_gets_its_messages_when_it_is_run():
             while child._link is None:  # Trio's order of tasks is random
                 await trio.lowlevel.checkpoint()
             child.send(control.FrontEnded("front 1"))
-    assert child._process.returncode == 0
+    assert child._child._process.returncode == 0
 
 
 async def test_prepared_child_that_is_not_needed_ends():
@@ -128,7 +128,7 @@ async def test_prepared_child_that_is_not_needed_ends():
             if end == "kill":
                 child.kill()
             if end == "run":  # it has ended while it waited, which the one who runs it notices
-                child._process.kill()
+                child._child._process.kill()
                 await child.run(control.Drain())
             await child.discard()
-        assert child._process.returncode is not None
+        assert child._child._process.returncode is not None

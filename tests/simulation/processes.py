@@ -99,6 +99,7 @@ class Process:
         self._status: int | None = None
         self.stdin: PipeStream | None = None
         self.stdout: PipeStream | None = None
+        self.stderr: PipeStream | None = None
         self.ends: dict[int, End] = {}
         self.listening: dict[int, Listening] = {}
         self.output: End | None = None

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import trio
 
 from fairlead.config import ClusterConfig, Config, ConfigError, Fault
 from fairlead.fleet.instance import Restarts
-from fairlead.supervision import exit_description
+from fairlead.process.child import Child
 
 SOCKET = "cluster.sock"
 COMMAND = (sys.executable, "-P", "-m", "fairlead.cluster.launcher")
@@ -52,7 +51,7 @@ async def keep_launcher(config: ClusterConfig, directory: str, command: Sequence
 async def _run_launcher(command: Sequence[str]) -> str:
     """Run it to its end; return why it has ended."""
     try:
-        process = await trio.lowlevel.open_process(
+        child = await Child.start(
             command,
             stdin=subprocess.PIPE,  # it ends when this does
             stdout=subprocess.DEVNULL,
@@ -60,31 +59,12 @@ async def _run_launcher(command: Sequence[str]) -> str:
         )
     except OSError as error:
         return str(error)
-    assert process.stdin is not None
-    assert process.stderr is not None
-    try:
-        last = await _last_lines(process.stderr)
-        await process.wait()
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(process.stdin)
-            await trio.aclose_forcefully(process.stderr)
-            with trio.move_on_after(END_WAIT_S):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    return f"{exit_description(process.returncode)}{': ' if last else ''}{last}"
-
-
-async def _last_lines(output: trio.abc.ReceiveStream) -> str:
-    """Read all output; return the last line that is not empty."""
-    lines: deque[bytes] = deque(maxlen=LINES_KEPT)
-    rest = b""
-    with suppress(trio.BrokenResourceError):
-        async for data in output:
-            *complete, rest = (rest + bytes(data)).split(b"\n")
-            lines.extend(line for line in complete if line.strip())
-            rest = rest[-4096:]
-    lines.extend([rest] if rest.strip() else [])
-    return lines[-1].decode(errors="replace").strip() if lines else ""
+    printed: deque[str] = deque(maxlen=LINES_KEPT)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child.read_output, printed.append)
+        try:
+            await child.wait()
+        finally:
+            await child.end(grace_s=END_WAIT_S, request=child.close_input)
+    last = [line.strip() for line in printed if line.strip()][-1:]
+    return ": ".join([child.ending or "", *last])

@@ -11,8 +11,8 @@ import structlog
 import trio
 
 from fairlead.link.connection import FrameLink
+from fairlead.process.child import Child
 from fairlead.roles import control
-from fairlead.supervision import exit_description
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.roles.main")
 # After the connection has ended, a child has this time to end, too.
@@ -43,7 +43,8 @@ class ChildProcess:
         self._heard_at: float | None = None
         self._link: FrameLink[control.ToSupervisor] | None = None
         self._stream: trio.SocketStream | None = None
-        self._process: trio.Process | None = None
+        self._child: Child | None = None
+        self._is_reaped = False
         self._prepared: trio.Event | None = None
         self._is_killed = False
 
@@ -88,10 +89,10 @@ class ChildProcess:
                 await self._start(command, theirs)
             elif self._prepared is not None:
                 await self._prepared.wait()
-            if self._process is None:
+            if self._child is None:
                 raise OSError(f"{self.name} could not be started")
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch, self._process)
+                nursery.start_soon(self._watch, self._child)
                 await self._link.run(self._receive)
                 nursery.cancel_scope.cancel()
             await self._reap()
@@ -102,8 +103,8 @@ class ChildProcess:
     def kill(self) -> None:
         """End the process at once, also one that is just being started."""
         self._is_killed = True
-        if self._process is not None:
-            self._process.kill()
+        if self._child is not None:
+            self._child.kill()
 
     async def discard(self) -> None:
         """End the process, if there is one, and wait for its end; a cancellation has no effect on that."""
@@ -115,16 +116,16 @@ class ChildProcess:
             await self._reap()
 
     async def _start(self, command: Sequence[str], connection: socket.socket) -> None:
-        with connection, trio.CancelScope(shield=True):  # short: a process that is started is not lost
-            process = await trio.lowlevel.open_process(
+        with connection:
+            child = await Child.start(
                 # The name is shown in the list of processes.
                 [*command, self.name, str(connection.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[connection.fileno(), *self._descriptors],
             )
-        self._process, self.pid = process, process.pid
+        self._child, self.pid = child, child.pid
         if self._is_killed:
-            process.kill()
+            child.kill()
 
     def _receive(self, message: control.ToSupervisor) -> None:
         self._heard_at = trio.current_time()
@@ -133,7 +134,7 @@ class ChildProcess:
         if not isinstance(message, control.Alive):
             self.handle(message)
 
-    async def _watch(self, process: trio.Process) -> None:
+    async def _watch(self, child: Child) -> None:
         """Kill a child whose event loop does not run: the system accepts connections for it all the same.
 
         Silence is counted in intervals, so that time in which this process itself did not run does not count:
@@ -143,26 +144,22 @@ class ChildProcess:
         while True:
             await trio.sleep(CHECK_INTERVAL_S)
             silent_s += CHECK_INTERVAL_S
-            stopped_s = stopped_s + CHECK_INTERVAL_S if _is_stopped(process.pid) else 0.0
+            stopped_s = stopped_s + CHECK_INTERVAL_S if _is_stopped(child.pid) else 0.0
             if self._heard_at != heard_at:
                 heard_at, silent_s = self._heard_at, 0.0
             longest_s = START_WAIT_S if heard_at is None else SILENCE_S
             if silent_s > longest_s or stopped_s >= STOPPED_S:
                 logger.error("process is stuck", process=self.name, silent_s=silent_s, stopped_s=stopped_s)
-                process.kill()
+                child.kill()
                 return
 
     async def _reap(self) -> None:
         """Wait for the end of the process, and kill it if it takes too long."""
-        process = self._process
-        if process is None or process.returncode is not None:
+        if self._child is None or self._is_reaped:
             return
-        with trio.move_on_after(END_WAIT_S):
-            await process.wait()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        logger.info("process ended", process=self.name, reason=exit_description(process.returncode))
+        await self._child.end(grace_s=END_WAIT_S, request=self._child.wait)
+        self._is_reaped = True
+        logger.info("process ended", process=self.name, reason=self._child.ending)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
 
@@ -20,12 +19,13 @@ import trio
 from fairlead import child_output, messages
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.link.connection import FrameLink
+from fairlead.process.child import Child
 from fairlead.supervision import exit_description
 from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
-KILLED_WAIT_S = 5.0
+RANKS_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
 FINAL_OUTPUT_WAIT_S = 0.3
 # A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
@@ -101,26 +101,24 @@ class Worker:
             with theirs:
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
                 self._link = FrameLink(stream, messages.to_parent_decoder, name=self._name)
-                process = await self._start(theirs)
-            try:
-                was_ready = await self._live(process, self._link, task_status)
-                reason = self.stuck or f"the model's process {exit_description(process.returncode)}"
-                if was_ready:
-                    if self.stuck is None:
-                        reason = "; ".join([reason, *self._log_end(1)])
-                    raise NodeFailed(reason)
-                raise LoadFailed(
-                    self._load_error or "\n".join([f"{reason} while loading", *self._log_end(5)])
-                )
-            finally:
-                self._is_ready = False
-                ours.close()
-                await _end(process, has_ranks=self._spec.parallel > 1)
+                child = await self._start(theirs)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(child.read_output, self._log_line)
+                try:
+                    was_ready = await self._live(child, self._link, task_status)
+                    failure = self._failure(child, was_ready)
+                finally:
+                    self._is_ready = False
+                    ours.close()
+                    # Other ranks end with the process. Then they no longer hold its output, nor memory.
+                    wait_s = RANKS_WAIT_S if self._spec.parallel > 1 else 0.0
+                    await child.end(grace_s=END_WAIT_S, output_wait_s=wait_s)
+        raise failure
 
-    async def _start(self, theirs: socket.socket) -> trio.Process:
-        # Nothing is ever written to the child's stdin: its end signals that the parent has died.
+    async def _start(self, theirs: socket.socket) -> Child:
         try:
-            process = await trio.lowlevel.open_process(
+            # Nothing is ever written to the child's stdin: its end signals that the parent has died.
+            return await Child.start(
                 [*self._command, "--fd", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -129,39 +127,37 @@ class Worker:
             )
         except OSError as error:
             raise LoadFailed(f"the model's process cannot be started: {error}") from error
-        self.pid = process.pid
-        return process
 
     async def _live(
-        self,
-        process: trio.Process,
-        link: FrameLink[messages.ToParent],
-        task_status: trio.TaskStatus[messages.Ready],
+        self, child: Child, link: FrameLink[messages.ToParent], task_status: trio.TaskStatus[messages.Ready]
     ) -> bool:
         """Exchange messages until the child is gone; return whether it had become ready."""
-        async with trio.open_nursery() as nursery:
-            log_read = trio.Event()
-            nursery.start_soon(self._relay_log, process.stdout, log_read)
-            link.send(self._spec)
-            async with trio.open_nursery() as watching:
-                watching.start_soon(self._watch, process)
-                watching.start_soon(self._ping)
-                self._loading.deadline = trio.current_time() + LOAD_PROGRESS_TIMEOUT_S
-                with self._loading:
-                    await link.run(partial(self._handle, task_status))
-                watching.cancel_scope.cancel()
-            if self._loading.cancelled_caught:
-                self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
-            if link.problem:
-                self._log.append(link.problem)
-            was_ready, self._is_ready = self._is_ready or self.stuck is not None, False
-            if self.stuck is None:
-                with trio.move_on_after(END_WAIT_S):
-                    await process.wait()
-                with trio.move_on_after(LOG_WAIT_S):
-                    await log_read.wait()
-            nursery.cancel_scope.cancel()
+        self.pid = child.pid
+        link.send(self._spec)
+        async with trio.open_nursery() as watching:
+            watching.start_soon(self._watch, child)
+            watching.start_soon(self._ping)
+            self._loading.deadline = trio.current_time() + LOAD_PROGRESS_TIMEOUT_S
+            with self._loading:
+                await link.run(partial(self._handle, task_status))
+            watching.cancel_scope.cancel()
+        if self._loading.cancelled_caught:
+            self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
+        if link.problem:
+            self._log.append(link.problem)
+        was_ready, self._is_ready = self._is_ready or self.stuck is not None, False
+        if self.stuck is None:
+            with trio.move_on_after(END_WAIT_S):
+                await child.wait()
+            with trio.move_on_after(LOG_WAIT_S):
+                await child.output_ended.wait()
         return was_ready
+
+    def _failure(self, child: Child, was_ready: bool) -> LoadFailed | NodeFailed:
+        reason = self.stuck or f"the model's process {child.ending or exit_description(None)}"
+        if not was_ready:
+            return LoadFailed(self._load_error or "\n".join([f"{reason} while loading", *self._log_end(5)]))
+        return NodeFailed(reason if self.stuck else "; ".join([reason, *self._log_end(1)]))
 
     def _handle(self, task_status: trio.TaskStatus[messages.Ready], message: messages.ToParent) -> None:
         self._loading.deadline = trio.current_time() + LOAD_PROGRESS_TIMEOUT_S
@@ -194,23 +190,17 @@ class Worker:
             if self._is_ready:
                 self._send(messages.Ping())
 
-    async def _watch(self, process: trio.Process) -> None:
+    async def _watch(self, child: Child) -> None:
         """When the child is stuck, report that, request its stack, and end the connection."""
         silent_s = await self._watchdog.stuck()
         self.stuck = f"the model's process made no progress for {silent_s:g} s"
         self._is_ready = False
         self.on_stuck(NodeFailed(self.stuck))
-        process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
+        child.signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
         await trio.sleep(FINAL_OUTPUT_WAIT_S)
         self.end()
 
     # The child's output ------------------------------------------------------------------------------
-
-    async def _relay_log(self, stream: trio.abc.ReceiveStream | None, ended: trio.Event) -> None:
-        """Copy the child's lines to our stderr, and keep the last ones, which may say why it died."""
-        assert stream is not None
-        await child_output.read_lines(stream, self._log_line)
-        ended.set()
 
     def _log_line(self, line: str) -> None:
         self._log.append(line)
@@ -219,34 +209,3 @@ class Worker:
 
     def _log_end(self, lines: int) -> list[str]:
         return [line for line in self._log if line][-lines:]
-
-
-async def _end(process: trio.Process, *, has_ranks: bool) -> None:
-    """End the process if it has not, and reap it. Shielded; takes at most `END_WAIT_S` + `KILLED_WAIT_S`.
-
-    SIGKILL and the closing of the pipes follow even if an earlier call raises. With `has_ranks`, its other
-    ranks have ended as well, as these end with it: they no longer hold the end of its output, nor memory.
-    """
-    with trio.CancelScope(shield=True):
-        async with AsyncExitStack() as closing:
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                closing.push_async_callback(stream.aclose)
-            if has_ranks:
-                closing.push_async_callback(_wait_for_end, process.stdout)
-            try:
-                process.terminate()
-                process.send_signal(signal.SIGCONT)  # else a stopped process would not react
-                with trio.move_on_after(END_WAIT_S):
-                    await process.wait()
-            finally:
-                process.kill()  # no effect if it has ended
-                with trio.move_on_after(KILLED_WAIT_S):
-                    await process.wait()
-
-
-async def _wait_for_end(output: trio.abc.ReceiveStream | None) -> None:
-    assert output is not None
-    with trio.move_on_after(KILLED_WAIT_S):
-        while await output.receive_some():
-            pass
