@@ -146,7 +146,7 @@ def test_error_names_the_invalid_file_and_the_reason(directory, name, content, r
 
 
 def test_path_that_is_not_a_directory_is_refused(directory):
-    with pytest.raises(LoadFailed, match="not a directory"):
+    with pytest.raises(LoadFailed, match="no such directory"):
         load(directory / "config.json")
 
 
