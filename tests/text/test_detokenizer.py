@@ -5,10 +5,13 @@ from functools import cache
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models
+from tokenizers import Tokenizer as Library
 
 from fairlead.text.detokenizer import Detokenizer
+from fairlead.text.tokenizer import Tokenizer
 from text.vocabularies import EXACT, MAKES, library, loaded
 
 TEXTS = [
@@ -78,6 +81,43 @@ def test_real_text_is_decoded_token_by_token(name, text):
     ids = tokenizer.encode(text)
     pieces = detokenized(Detokenizer(tokenizer), [[token_id] for token_id in ids])
     assert tokenizer.decode(ids) == "".join(pieces)
+
+
+ODD_TOKENS = [
+    *("a", "▁", "▁▁b", "c▁", "##d", "e##", ".", " ,", "n't", "f</w>", "</w>g", "</w>", "", " ", "  h", "é"),
+    *(f"<0x{byte:02x}>" for byte in (0x20, 0x41, 0xC3, 0xA9, 0xE2, 0x96, 0x81)),
+    *("<0x+A>", "<0x4>", "<0xZZ>", "q"),
+]
+STEPS = st.sampled_from(
+    [
+        *(decoders.Replace("▁", " "), decoders.Replace("q", "▁"), decoders.Replace(Regex("[aq]"), "")),
+        *(decoders.ByteFallback(), decoders.Fuse(), decoders.CTC()),
+        *(decoders.Strip(" ", 1, 0), decoders.Strip(" ", 2, 0)),
+        *(decoders.Metaspace(prepend_scheme=scheme) for scheme in ("always", "first", "never")),
+        *(decoders.WordPiece(cleanup=cleanup) for cleanup in (True, False)),
+        decoders.BPEDecoder(),
+    ]
+)
+
+
+@given(data=st.data(), steps=st.lists(STEPS, max_size=5))
+def test_any_decoder_is_read_as_the_library_reads_it(data, steps):
+    vocabulary = {token: token_id for token_id, token in enumerate(ODD_TOKENS)}
+    made = Library(models.WordLevel(vocabulary, unk_token="a"))
+    made.decoder = decoders.Sequence(steps)
+    tokenizer = Tokenizer(made, decoder_kinds=frozenset())
+    assume(tokenizer.pieces is not None)
+    ids = data.draw(st.lists(st.integers(0, len(ODD_TOKENS) - 1), min_size=1, max_size=12))
+    assert made.decode(ids) == "".join(detokenized(Detokenizer(tokenizer), in_chunks(data, ids)))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_library_is_called_once_for_each_token_of_a_vocabulary(name, monkeypatch):
+    tokenizer = loaded(name)
+    ids = tokenizer.encode("the dog 日本 😀 a dog")
+    first = "".join(detokenized(Detokenizer(tokenizer), [ids]))
+    monkeypatch.setattr(tokenizer, "_tokenizer", None)
+    assert first == "".join(detokenized(Detokenizer(tokenizer, context=ids[:0]), [[one] for one in ids]))
 
 
 def test_character_is_returned_with_its_last_byte():

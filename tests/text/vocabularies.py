@@ -61,6 +61,16 @@ def llama() -> Library:
     return tokenizer
 
 
+def gemma() -> Library:
+    """Build one like those of Gemma: as `llama`, but a text's first blank stays."""
+    tokenizer = llama()
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return tokenizer
+
+
 def unigram() -> Library:
     """Build one like those of T5 and XLNet, with bytes: pieces have scores, the decoder is Metaspace."""
     words = ["▁", "▁the", "the", "▁a", *"abcdefghijklmnopqrstuvwxyz", "ing", "▁q", "日"]
@@ -107,7 +117,7 @@ def no_decoder() -> Library:
 
 
 MAKES = {
-    make.__name__: make for make in (byte_level, llama, unigram, word_piece, end_of_word, no_decoder)
+    make.__name__: make for make in (byte_level, llama, gemma, unigram, word_piece, end_of_word, no_decoder)
 } | {"byte_level_in_sequence": byte_level_in_sequence}
 EXACT = [name for name in MAKES if name != "byte_level_in_sequence"]
 

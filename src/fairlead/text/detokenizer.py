@@ -3,12 +3,15 @@
 Text is returned as soon as no later token can change it. An incomplete character is held back. If the
 vocabulary has tokens of single bytes, a whole run of them is held back: the library replaces *every* byte of
 an invalid run by U+FFFD. (Its own `DecodeStream` returns text too early there or raises, and takes quadratic
-time for bytes that never become a character.) Independent of stop strings and sequences.
+time for bytes that never become a character.) Calls the library once for each token of a vocabulary, when it
+is first generated, and never again, except for vocabularies with an unknown kind of decoder. Independent of
+stop strings and sequences.
 """
 
 import codecs
 from collections.abc import Sequence
 
+from fairlead.text.token_pieces import TokenPieces, TokenText, cut_beginning
 from fairlead.text.tokenizer import Tokenizer
 
 # Tokens without text, or (with an unknown kind of decoder) with an error at the end that may still become a
@@ -32,9 +35,13 @@ class Detokenizer:
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
-        self._stream: _Bytes | _Window = (
-            _Bytes(tokenizer, skipped) if tokenizer.byte_level else _Window(tokenizer, skipped, context)
-        )
+        self._stream: _Bytes | _Pieces | _Window
+        if tokenizer.byte_level:
+            self._stream = _Bytes(tokenizer, skipped)
+        elif tokenizer.pieces is not None:
+            self._stream = _Pieces(tokenizer, tokenizer.pieces, skipped, context)
+        else:
+            self._stream = _Window(tokenizer, skipped, context)
 
     def push(self, ids: Sequence[int]) -> str:
         """Add ids; return the text that is final now. Unknown ids are skipped."""
@@ -65,8 +72,73 @@ class _Bytes:
         return self._utf8.decode(b"", final=True)
 
 
+class _Pieces:
+    """Decodes vocabularies whose decoder `TokenPieces` knows: the tokens' texts, one after another.
+
+    `_run`: the last tokens that are bytes. `_rest`, `_last_rest`: what the last token adds to the text if
+    another follows, and if none does.
+    """
+
+    __slots__ = ("_cuts", "_is_first", "_last_rest", "_piece", "_pieces", "_rest", "_run", "_skipped")
+
+    def __init__(
+        self, tokenizer: Tokenizer, pieces: TokenPieces, skipped: frozenset[int], context: Sequence[int]
+    ) -> None:
+        self._pieces = pieces
+        self._piece = tokenizer.piece
+        self._skipped = skipped
+        self._run = bytearray()
+        self._is_first = True
+        self._cuts = pieces.cut[1]
+        self._rest = self._last_rest = ""
+        for token_id in reversed(context):
+            if token_id not in skipped and isinstance(tokenizer.piece(token_id), TokenText):
+                self.push((token_id,))
+                break
+
+    def push(self, ids: Sequence[int]) -> str:
+        text = ""
+        for token_id in ids:
+            if token_id in self._skipped or (piece := self._piece(token_id)) is None:
+                continue
+            if isinstance(piece, int):
+                self._run.append(piece)
+            else:
+                text += self._end_run() + self._add(piece)
+        return text
+
+    def flush(self) -> str:
+        return self._end_run() + self._cut(self._last_rest)
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        texts = self._pieces.characters(bytes(self._run))
+        self._run.clear()
+        return "".join(map(self._add, texts))
+
+    def _add(self, piece: TokenText) -> str:
+        """Add a token; return the text that does not depend on the next one."""
+        known, is_first = self._rest, self._is_first
+        self._is_first = False
+        inner, last = piece.at(is_first, False), piece.at(is_first, True)
+        if inner.startswith(last):
+            known, self._rest, self._last_rest = known + last, inner[len(last) :], ""
+        else:
+            self._rest, self._last_rest = inner, last
+        return self._cut(known)
+
+    def _cut(self, text: str) -> str:
+        """Remove what is left to remove from the beginning of the whole text."""
+        if not self._cuts or not text:
+            return text
+        left = cut_beginning(text, self._pieces.cut[0], self._cuts)
+        self._cuts = 0 if left else self._cuts - len(text)
+        return left
+
+
 class _Window:
-    """Decodes any other vocabulary: new tokens together with the last returned one, as context.
+    """Decodes any other vocabulary by the library: new tokens together with the last returned one.
 
     One token of context is enough, because a decoder's output for a token depends only on its neighbors: the
     first token of a text loses its space, and words are joined. `_run`: the last byte tokens.

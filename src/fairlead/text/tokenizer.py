@@ -18,6 +18,7 @@ from fairlead.text.added_tokens import add_tokens
 from fairlead.text.breaking import control_tokens, with_breaks
 from fairlead.text.control_tokens import BREAK
 from fairlead.text.files import read_special_tokens
+from fairlead.text.token_pieces import TokenPieces, TokenText
 
 # The encoding of a text takes a few hundred bytes of memory per token. Up to this many bytes of text for each
 # token that a prompt may have, counting the tokens first is not worth the time.
@@ -33,7 +34,8 @@ class Tokenizer:
 
     `vocab_size`: the highest id + 1. `special_ids`: ids of special tokens, which are not text. `byte_ids`:
     ids of one byte each ("<0x0A>"), for characters that the vocabulary lacks. `byte_level`: every token is a
-    string of bytes. `longest_token_chars`: no token covers more characters of text than this.
+    string of bytes. `pieces`: the texts of its tokens; None if its decoder is of an unknown kind.
+    `longest_token_chars`: no token covers more characters of text than this.
 
     `control_tokens`: spellings and ids of the tokens that only a template may write. `named` are those that
     have a role in tokenizer_config.json, such as the end of sequence.
@@ -68,6 +70,8 @@ class Tokenizer:
         self.byte_ids: frozenset[int] = frozenset(self._bytes_by_fallback_id)
         self._anchor = next(filter(self._is_plain, range(self.vocab_size)), None)
         self._bytes_by_id: dict[int, bytes] = {}  # filled on first use
+        self.pieces: TokenPieces | None = TokenPieces.of(tokenizer)
+        self._piece_by_id: dict[int, TokenText | int] = {}  # filled on first use
 
     @classmethod
     def load(cls, model: Path) -> "Tokenizer":
@@ -184,6 +188,15 @@ class Tokenizer:
             if (token := self.spelling(token_id)) is None:
                 return b""  # not cached: clients can send any number of unknown ids
             found = self._bytes_by_id[token_id] = self._compute_bytes(token_id, token)
+        return found
+
+    def piece(self, token_id: int) -> TokenText | int | None:
+        """Return the token's text or byte as `pieces` has it, which must not be None; None if unknown."""
+        if (found := self._piece_by_id.get(token_id)) is None:
+            if (token := self.spelling(token_id)) is None:
+                return None  # not cached: clients can send any number of unknown ids
+            assert self.pieces is not None
+            found = self._piece_by_id[token_id] = self.pieces.read(token)
         return found
 
     def token_id(self, token: str) -> int | None:
