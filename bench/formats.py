@@ -47,9 +47,9 @@ class Model:
         positions = np.arange(start, len(token_ids), dtype=np.int32)
         count, groups = len(positions), len(self.step.shape.groups)
         inputs = Inputs(
-            token_ids=torch.tensor(token_ids[start:], dtype=torch.int32),
-            positions=torch.from_numpy(positions),
-            slot_mapping=(torch.from_numpy(positions),) * groups,
+            token_ids=np.array(token_ids[start:], np.int32),
+            positions=positions,
+            slot_mapping=(positions,) * groups,
             query_starts=np.arange(count + 1, dtype=np.int32),
             sequence_lengths=positions + 1,
             slots=np.zeros(count, dtype=np.int32),
@@ -57,7 +57,7 @@ class Model:
             tables=(self.table,) * groups,
             decodes=count,
         )
-        return self.step(inputs).clone()
+        return torch.from_numpy(self.step(inputs).copy())
 
     def write(self, length: int, seed: int) -> list[int]:
         """Draw a text at temperature 1."""

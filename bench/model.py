@@ -33,9 +33,10 @@ import torch
 from safetensors.torch import save_file
 
 from fairlead._cext.cpustep import formats, read_rate
+from fairlead.engine.backend import Forward
 from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
-from fairlead.engine.forward import Forward, TorchForward
+from fairlead.engine.forward import TorchForward
 from fairlead.engine.inputs import Inputs
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.checkpoint import open_checkpoint

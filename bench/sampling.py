@@ -20,8 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairlead.engine.sampling.row_parameters import RowParameters
 from fairlead.engine.sampling.sampler import choose_compiled
-from fairlead.engine.sampling.torch_sampler import RowParameters, choose_by_torch
+from fairlead.engine.sampling.torch_sampler import choose_by_torch
+from fairlead.engine.threads import set_threads
 
 DISTRIBUTIONS = {"steep": 8.0, "flat": 1.0}
 PARAMETERS: dict[str, dict[str, float]] = {
@@ -31,8 +33,8 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "top_p": {"temperature": 0.8, "top_p": 0.9},
     "top_k and top_p": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
 }
-SAMPLERS: dict[str, Callable[[Tensor, RowParameters], tuple[Tensor, Tensor]]] = {
-    "kernel": choose_compiled,
+SAMPLERS: dict[str, Callable[[Tensor, RowParameters], tuple[Any, Any]]] = {
+    "kernel": lambda logits, parameters: choose_compiled(logits.numpy(), parameters),
     "torch": choose_by_torch,
 }
 
@@ -56,7 +58,7 @@ def measure(vocabulary: int, rows: int, distribution: str, name: str, rounds: in
             tokens[sampler], _ = choose(logits, requested)
             times_s[sampler].append(time.perf_counter() - began)
     minimum = {f"{sampler}_ms": round(min(seconds) * 1e3, 3) for sampler, seconds in times_s.items()}
-    same = int((tokens["kernel"] == tokens["torch"]).sum())
+    same = int((tokens["kernel"] == tokens["torch"].numpy()).sum())
     return {
         "vocabulary": vocabulary,
         "rows": rows,
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     results = []
     for vocabulary in options.vocabularies:
         for rows in options.rows:

@@ -32,8 +32,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     `kv_cache_bytes` in bytes. The cached blocks of finished sequences are evicted by `eviction_policy`,
     down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is the child's
     budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
-    step. `threads` are torch's intra-op threads. `quantization`: the name of a weight format, or None.
-    `listen`: the path of the unix socket for clients, in a directory that only this user can enter.
+    step. `threads` compute, on a CPU; None: as many as cores. `quantization`: the name of a weight format,
+    or None. `listen`: the path of the unix socket for clients, in a directory that only this user can enter.
     `first_grant`: grants of its epoch before this one were for an earlier run of the model.
     `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
     each uses `gpu_memory` of a GPU of its own. `eos_token_ids`: the tokens that end an answer. The process

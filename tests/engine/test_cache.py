@@ -9,7 +9,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
+from fairlead.engine.cache import KVCache, bytes_per_token
+from fairlead.engine.device_memory import split_blocks
 from models.tiny import SHAPE
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.interpreted import Noted, interpreted
-from fairlead.engine import loading
+from fairlead.engine import torch_loading
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.forward import TorchForward
@@ -203,7 +203,7 @@ def test_texts_of_two_ranks_match_those_of_one(tmp_path, launches, monkeypatch, 
             launch(*arguments, **options)
 
     monkeypatch.setattr(Noted, "_launch", launch_alone)
-    monkeypatch.setattr(loading, "TorchForward", DeviceForward)
+    monkeypatch.setattr(torch_loading, "TorchForward", DeviceForward)
     sizes = {"max_batch": 2, "max_batched_tokens": TOKENS, "kv_cache_bytes": 1 << 20}
     with on_ranks(tmp_path, **sizes) as ranks:
         assert ranks.loaded[0].kernel == "triton × 2"

@@ -11,7 +11,8 @@ from engine.interpreted import interpreted
 from fairlead.engine.device_sampling import thresholds
 from fairlead.engine.device_sampling import without_forbidden as without_forbidden_by_kernel
 from fairlead.engine.sampling import torch_sampler as draws
-from fairlead.engine.sampling.token_masks import TokenMasks, without_forbidden
+from fairlead.engine.sampling.token_masks import TokenMasks
+from fairlead.engine.sampling.torch_sampler import without_forbidden
 
 pytestmark = interpreted
 

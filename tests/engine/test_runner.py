@@ -7,6 +7,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from fairlead.engine import threads
 from fairlead.engine.cpu_step import CpuStep, variants
 from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
@@ -313,12 +314,15 @@ def test_loading_reports_ascending_progress(directory):
 
 
 def test_worker_sets_the_number_of_threads(directory):
-    before = torch.get_num_threads()
+    before = threads.get_threads(), torch.get_num_threads()
     try:
-        load(directory, threads=1)
-        assert torch.get_num_threads() == 1
+        load(directory, threads=3, compiled=False)
+        assert threads.get_threads() == torch.get_num_threads() == 3
+        load(directory, threads=2)
+        assert threads.get_threads() == 2
     finally:
-        torch.set_num_threads(before)
+        threads.set_threads(before[0])
+        torch.set_num_threads(before[1])
 
 
 def test_cpu_uses_the_compiled_step_where_supported_and_torch_otherwise(directory):
@@ -360,9 +364,9 @@ def test_compiled_step_refuses_unexpected_tensors(tmp_path):
 
 
 def test_small_model_uses_one_thread_unless_threads_is_set(directory):
-    before = torch.get_num_threads()
+    before = threads.get_threads()
     try:
         assert load(directory, threads=3).runner.forward.model.threads == 3
         assert load(directory).runner.forward.model.threads == 1
     finally:
-        torch.set_num_threads(before)
+        threads.set_threads(before)

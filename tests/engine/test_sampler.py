@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fairlead._cext.inputbatch import InputBatch
 from fairlead.engine.sampling.logits_processors import SampledRows
+from fairlead.engine.sampling.row_parameters import RowParameters, uniforms
 from fairlead.engine.sampling.sampler import Sampler, choose
-from fairlead.engine.sampling.torch_sampler import RowParameters, _inverse, _top, uniforms
+from fairlead.engine.sampling.torch_sampler import _inverse, _top
 from fairlead.job import Sampling
 from models.tiny import SampledToken, state_of
 

@@ -9,8 +9,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from fairlead.engine import process_groups
-from fairlead.engine.loading import LoadedModel, follower_of, load_runner
+from fairlead.engine.loading import LoadedModel, load_runner
 from fairlead.engine.ranks import Membership
+from fairlead.engine.torch_loading import follower_of
 from fairlead.messages import WorkerSpec
 from fairlead.models.parallel import Ranks
 

@@ -145,7 +145,7 @@ def record_logits(loaded, monkeypatch):
 
         def __call__(self, inputs):
             logits = forward(inputs)
-            recorded.append(logits.clone())
+            recorded.append(torch.asarray(logits, copy=True))
             return logits
 
     monkeypatch.setattr(loaded.runner, "forward", Recording())

@@ -331,7 +331,7 @@ def test_text_part_of_a_gemma_vision_model_is_loaded(model, head, vision, tmp_pa
 def test_auto_dtype_is_16_bit_only_where_the_cpu_computes_bfloat16(
     name, stored, native, expected, key, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("fairlead.models.loader.cpu_computes_bfloat16", lambda: native)
+    monkeypatch.setattr("fairlead.models.numbers.cpu_computes_bfloat16", lambda: native)
     assert expected == choose_dtype(CheckpointConfig(tmp_path, {key: stored}), name, CPU)
 
 

@@ -193,7 +193,7 @@ def test_rows_in_several_formats_are_not_fused(weights_of):
 
 def test_rows_are_rounded_piece_by_piece_and_never_expanded(weights_of, monkeypatch):
     weights, rows, sizes = weights_of("int4", q=None, k=None, v=None)
-    monkeypatch.setattr("fairlead.models.weights._PIECE_BYTES", 2048)
+    monkeypatch.setattr("fairlead.models.checkpoint_tensors._PIECE_BYTES", 2048)
     packed_at_once = []
     pack = Int4.pack
     monkeypatch.setattr(Int4, "pack", lambda self, rows: packed_at_once.append(len(rows)) or pack(self, rows))

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch
 import trio
 
+from fairlead.engine import threads
 from settings.cases import setting
 from settings.command_settings import card, chat
 from settings.prompts import random_text
@@ -142,7 +142,7 @@ async def stuck_model_is_restarted(server: Served) -> None:
 @setting("models.ENGINE.threads", model(threads=2))
 async def number_of_threads_is_limited(server: Served) -> None:
     assert (await server.complete().done()).status == 200
-    assert torch.get_num_threads() == 2
+    assert threads.get_threads() == 2
 
 
 @setting("models.ENGINE.parallel", model(parallel=4, preload=False))

@@ -35,12 +35,13 @@ MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]
 # Runs in a child process: the version of torch, and its devices.
 TORCH_PROBE = """
 import json, torch
+from fairlead.engine.threads import default_threads
 devices = [
     {"name": torch.cuda.get_device_name(i), "memory": torch.cuda.get_device_properties(i).total_memory}
     for i in range(torch.cuda.device_count())
 ]
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices,
-                  "threads": torch.get_num_threads()}))
+                  "threads": default_threads()}))
 """
 KERNEL_PROBE = """
 from fairlead._cext import cpustep

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fairlead.engine.arrays import upload
 from fairlead.engine.cache import KVCache
-from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.inputs import Inputs
 from fairlead.models.shape import ModelShape
 
 

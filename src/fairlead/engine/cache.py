@@ -21,30 +21,6 @@ def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> tuple[int, ...]:
     return tuple(elements * dtype.itemsize for elements in shape.kv_elements_per_token)
 
 
-def split_blocks(
-    bytes_total: int, block_bytes: ReadOnlySequence[int], limits: ReadOnlySequence[int | None]
-) -> tuple[int, ...]:
-    """Return how many blocks each group gets, so that one sequence can be as long as possible.
-
-    A block of group g takes `block_bytes[g]`, and more than `limits[g]` of them would be useless. None means
-    no limit; at least one group must have none. All groups get the same number up to their limits, because
-    every token needs a slot in each group.
-    """
-    assert None in limits
-    unlimited = sum(size for size, limit in zip(block_bytes, limits, strict=True) if limit is None)
-    limited = sorted(
-        (limit, size) for size, limit in zip(block_bytes, limits, strict=True) if limit is not None
-    )
-    left, sharing = bytes_total, unlimited + sum(size for _, size in limited)
-    for limit, size in limited:
-        if left // sharing < limit:
-            break  # this group and those with higher limits stay below them
-        left -= limit * size
-        sharing -= size
-    most = left // sharing
-    return tuple(most if limit is None else min(limit, most) for limit in limits)
-
-
 class KVCache:
     """Keys and values of all layers: each a tensor [blocks of its group, block_size, kv_heads, head_dim].
 

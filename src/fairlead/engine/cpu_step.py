@@ -1,8 +1,8 @@
-"""A model on a CPU that runs each step as one call of our compiled kernel: a `forward.Forward` without torch.
+"""A model on a CPU that runs each step as one call of our compiled kernel: a `backend.Forward` without torch.
 
 Owns the translation of an `ArchitectureSpec`, and of a step's `Inputs`, to the kernel's arguments. The kernel
-(`fairlead._cext.cpustep`) owns weights, cache and buffers. Guarantees that loading never holds a second copy
-of more than one tensor, and `LoadFailed` for a tensor with an infinity or NaN.
+(`fairlead._cext.cpustep`) owns weights, cache and buffers. Guarantees that loading holds a second copy of a
+few rows only, and `LoadFailed` for a tensor with an infinity or NaN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,22 +11,19 @@ from typing import Any, Self
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext.cpustep import CpuModel, formats, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
-from fairlead.models.rotary import inverse_frequencies
-from fairlead.models.weights import Weights, tied_as_stored
+from fairlead.models.checkpoint_tensors import CheckpointTensors, tied_as_stored
+from fairlead.models.frequencies import inverse_frequencies
+from fairlead.models.numbers import rounded, widen
 
 BLOCK_SIZE = 16
 """Tokens per block; the kernel supports no other size."""
-THREADS_AT_MOST = 256
-"""The kernel's limit, as BLOCK_SIZE is."""
 _GROUPS_AT_MOST = 8
-_DTYPES = (torch.float32, torch.bfloat16)
+_DTYPES = ("float32", "bfloat16")
 
 SUPPORTED = {
     **COMMON,
@@ -37,11 +34,11 @@ SUPPORTED = {
 }
 
 
-def refusal(spec: ArchitectureSpec, dtype: torch.dtype, quantization: str | None = None) -> str | None:
+def refusal(spec: ArchitectureSpec, dtype: str, quantization: str | None = None) -> str | None:
     """Return why the kernel does not run such a model in `dtype`; None if it does."""
     if dtype not in _DTYPES:
         return f"dtype {dtype} is not supported"
-    if quantization is not None and quantization not in formats(str(dtype).removeprefix("torch.")):
+    if quantization is not None and quantization not in formats(dtype):
         return f"quantization {quantization} is not supported"
     if (value := unsupported(spec, SUPPORTED)) is not None:
         return f"{value} is not supported"
@@ -51,43 +48,43 @@ def refusal(spec: ArchitectureSpec, dtype: torch.dtype, quantization: str | None
 
 
 class CpuStep:
-    """`fairlead.engine.forward.Forward` by the kernel. Logits are in a buffer, valid until the next step."""
+    """`fairlead.engine.backend.Forward` by the kernel. Logits are in a buffer, valid until the next step."""
 
-    device = torch.device("cpu")
+    device = None
 
     def __init__(self, model: CpuModel, shape: ArchitectureSpec) -> None:
         self.model = model
         self.shape = shape
         self.vocab_size = shape.vocab_size
-        self._logits = torch.empty((0, shape.vocab_size))
+        self._logits = np.empty((0, shape.vocab_size), np.float32)
 
     @classmethod
     def load(
         cls,
         spec: ArchitectureSpec,
-        weights: Weights,
+        tensors: CheckpointTensors,
         *,
         threads: int,
         max_batched_tokens: int,
         variant: str | None = None,
         quantization: str | None = None,
     ) -> Self:
-        """Take every tensor of `spec` from `weights`, and compute in their dtype.
+        """Take every tensor of `spec` from `tensors`, and compute in their `number_type`.
 
-        threads: how many compute a step, at most THREADS_AT_MOST.
+        threads: how many compute a step, at most `engine.threads.MOST`.
         max_batched_tokens: the most tokens of a step.
         variant: one of `cpustep.variants`; None: the fastest that this processor has.
         quantization: one of `cpustep.formats`, to keep every matrix in it, embedding and head included; None:
             the weights' dtype.
         """
-        weights.rename(spec.names.renamed)
-        spec = tied_as_stored(spec, weights)
-        problem = refusal(spec, weights.dtype, quantization)
+        tensors.rename(spec.names.renamed)
+        spec = tied_as_stored(spec, tensors)
+        problem = refusal(spec, tensors.number_type, quantization)
         if problem is None:
             try:
                 model = _make_model(
                     spec,
-                    weights.dtype,
+                    tensors.number_type,
                     threads=threads,
                     max_batched_tokens=max_batched_tokens,
                     variant=variant,
@@ -96,16 +93,16 @@ class CpuStep:
             except ValueError as error:
                 problem = str(error)
         if problem is not None:
-            raise LoadFailed(f"{weights.listing}: the CPU kernel cannot run this model: {problem}")
+            raise LoadFailed(f"{tensors.listing}: the CPU kernel cannot run this model: {problem}")
         for layer, stored, parts in stored_tensors(model, spec.names):
             shapes = [model.rows(part) for part in parts]
             sizes = [shape[0] for shape in shapes]
-            tensor = weights.tensor(stored, sum(sizes), *shapes[0][1:])
+            pieces = tensors.pieces(stored, sum(sizes), *shapes[0][1:])
             try:
-                for part, rows in zip(parts, torch.split(tensor, sizes), strict=True):
+                for part, rows in _divide(pieces, parts, sizes):
                     _pack(model, layer, part, rows, spec)
             except ValueError as error:
-                raise weights.fails(stored, f"cannot be used: {error}") from error
+                raise tensors.fails(stored, f"cannot be used: {error}") from error
         return cls(model, spec)
 
     @property
@@ -134,35 +131,36 @@ class CpuStep:
         """Return the memory of these blocks of a KV cache group to the system. Ids must ascend."""
         self.model.release(group, blocks)
 
-    def __call__(self, inputs: Inputs) -> Tensor:
+    def __call__(self, inputs: Inputs) -> np.ndarray:
         if len(inputs.scored_tokens):
             rows, order = _rows_of_scored(inputs)
-            scored = torch.empty((len(order), self.vocab_size))
+            scored = np.empty((len(order), self.vocab_size), np.float32)
             self._run(rows, scored)
-            return scored.index_select(0, order)
+            ordered: np.ndarray = scored[order]
+            return ordered
         samples = len(inputs.sample_rows)
         if samples > len(self._logits):
             # Reused, because new memory for 32 rows of 150,000 would cause page faults at each step.
-            self._logits = torch.empty((max(samples, 2 * len(self._logits)), self.vocab_size))
+            self._logits = np.empty((max(samples, 2 * len(self._logits)), self.vocab_size), np.float32)
         logits = self._logits[:samples]
         self._run(inputs, logits)
         return logits
 
-    def _run(self, inputs: Inputs, logits: Tensor) -> None:
+    def _run(self, inputs: Inputs, logits: np.ndarray) -> None:
         self.model.run(
-            inputs.token_ids.numpy(),
-            inputs.positions.numpy(),
-            [slots.numpy() for slots in inputs.slot_mapping],
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slot_mapping,
             inputs.query_starts,
             inputs.sequence_lengths,
             inputs.slots,
             inputs.tables,
             inputs.sample_rows,
-            logits.numpy(),
+            logits,
         )
 
 
-def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
+def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, np.ndarray]:
     """Return the step with each scored token in a row of its own, and the indices of the logits there.
 
     The kernel returns logits of rows' last tokens only. How rows are cut changes none of its results.
@@ -180,13 +178,13 @@ def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
         sample_rows=(np.searchsorted(cut, tokens + 1) - 1).astype(np.int32),
         scored_tokens=inputs.scored_tokens[:0],
     )
-    return divided, torch.from_numpy(np.searchsorted(tokens, logit_tokens))
+    return divided, np.searchsorted(tokens, logit_tokens)
 
 
-def _make_model(spec: ArchitectureSpec, dtype: torch.dtype, **options: Any) -> CpuModel:
+def _make_model(spec: ArchitectureSpec, dtype: str, **options: Any) -> CpuModel:
     ropes = spec.distinct_ropes
     return CpuModel(
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
@@ -195,7 +193,7 @@ def _make_model(spec: ArchitectureSpec, dtype: torch.dtype, **options: Any) -> C
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         norm_epsilon=spec.norm_epsilon,
-        ropes=[(inverse_frequencies(rope, spec.head_dim).numpy(), rope.scale) for rope in ropes],
+        ropes=[(inverse_frequencies(rope, spec.head_dim), rope.scale) for rope in ropes],
         windows=spec.groups,
         layer_groups=spec.layer_groups,
         layer_ropes=spec.layer_ropes,
@@ -206,7 +204,7 @@ def _make_model(spec: ArchitectureSpec, dtype: torch.dtype, **options: Any) -> C
         query_key_norm=spec.query_key_norm == "head",
         post_norms=spec.norm_placement == "before and after",
         gelu=spec.activation == "gelu_tanh",
-        embedding_scale=torch.tensor(spec.embedding_scale, dtype=dtype).item(),  # rounded, as in training
+        embedding_scale=rounded(spec.embedding_scale, dtype),  # as in training
         attention_scale=spec.attention_scale,
         attention_cap=spec.attention_cap or 0.0,
         logit_cap=spec.logit_cap or 0.0,
@@ -230,15 +228,27 @@ def stored_tensors(model: CpuModel, names: TensorNames) -> Iterator[tuple[int | 
         yield layer, name, [part for _, part in parts]
 
 
-def _pack(model: CpuModel, layer: int | None, name: str, tensor: Tensor, spec: ArchitectureSpec) -> None:
-    """Copy one tensor into the kernel, which keeps no reference to it."""
-    array: np.ndarray
-    if tensor.dim() == 1:
-        vector = tensor.float()
-        array = (vector + 1 if spec.norm_offset and name.endswith("norm") else vector).numpy()
-    else:
-        array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    model.pack(name, array, layer=layer)
+def _divide(
+    pieces: Iterator[np.ndarray], parts: Sequence[str], sizes: Sequence[int]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the rows of each part of a tensor whose rows come in pieces: (part, rows), in order."""
+    ends = np.cumsum(sizes)
+    first = 0
+    for piece in pieces:
+        while len(piece):
+            index = int(np.searchsorted(ends, first, side="right"))
+            count = min(len(piece), int(ends[index]) - first)
+            yield parts[index], piece[:count]
+            piece, first = piece[count:], first + count  # noqa: PLW2901  what is left of it
 
 
-__all__ = ["BLOCK_SIZE", "THREADS_AT_MOST", "CpuStep", "refusal", "stored_tensors", "variants"]
+def _pack(model: CpuModel, layer: int | None, name: str, rows: np.ndarray, spec: ArchitectureSpec) -> None:
+    """Copy rows of a tensor into the kernel, which keeps no reference to them."""
+    if rows.ndim == 1:
+        rows = widen(rows)
+        if spec.norm_offset and name.endswith("norm"):
+            rows = rows + np.float32(1)
+    model.pack(name, rows, layer=layer)
+
+
+__all__ = ["BLOCK_SIZE", "CpuStep", "refusal", "stored_tensors", "variants"]

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch
 from fairlead.engine import device_layers
+from fairlead.engine.arrays import upload
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers
 from fairlead.engine.device_sampling import warm
 from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
-from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep, upload
+from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep
 from fairlead.engine.paged_attention import DeviceAttention
 from fairlead.models.model import Model
 

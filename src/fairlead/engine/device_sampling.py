@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fairlead.engine import device_kernels as kernels
-from fairlead.engine.inputs import upload
+from fairlead.engine.arrays import upload
 
 _TILE = 4096
 

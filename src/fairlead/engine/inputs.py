@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Offsets
+from fairlead.engine.arrays import Array, Device, device_of, library, upload
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -57,7 +56,7 @@ class BlockTables(Protocol):
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of a step, decodes first: B rows with T tokens in all; S of them sample. All int32.
 
-    Tensors are on the device, arrays on the host (on a CPU both are views of the arena).
+    What is called `Array` is on the device, the rest on the host (on a CPU both are views of the arena).
 
     `token_ids` [T], all in the vocabulary; `positions` [T]; `slot_mapping` [T] by KV cache group: block ·
     block_size + offset. `query_starts` [B + 1]: row r's tokens are query_starts[r] … query_starts[r + 1] −
@@ -67,9 +66,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     ascending: other tokens that need logits.
     """
 
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: tuple[Tensor, ...]
+    token_ids: Array
+    positions: Array
+    slot_mapping: tuple[Array, ...]
     query_starts: np.ndarray
     sequence_lengths: np.ndarray
     slots: np.ndarray
@@ -79,7 +78,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     scored_tokens: np.ndarray = np.empty(0, np.int64)
 
     @classmethod
-    def read(cls, step: PreparedStep, batch: BlockTables, device: torch.device) -> Self:
+    def read(cls, step: PreparedStep, batch: BlockTables, device: Device) -> Self:
         """Copy a step's arena to `device`, at once. `token_ids` may still contain references to samples."""
         arena = upload(np.asarray(step.arena), device)
         at, T = step.offsets, step.tokens  # noqa: N806
@@ -112,7 +111,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
             return self.sample_tokens
         return np.concatenate([self.sample_tokens, self.scored_tokens])
 
-    def resolved(self, token_ids: np.ndarray, latest: Tensor | None, vocab_size: int) -> Self:
+    def resolved(self, token_ids: np.ndarray, latest: Array | None, vocab_size: int) -> Self:
         """Replace unknown tokens by those that the previous step chose, `latest`, which stay on the device.
 
         `token_ids` are those of the step, on the host. An id outside the vocabulary runs as 0, because an
@@ -123,11 +122,12 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         if not len(late) and token_ids.max() < vocab_size:
             return self
         ids = self.token_ids
-        ids = ids.masked_fill((ids < 0) | (ids >= vocab_size), 0)
+        xp, device = library(ids), device_of(ids)
+        ids = xp.where((ids < 0) | (ids >= vocab_size), 0, ids)
         if len(late):
             assert latest is not None
-            chosen = latest.index_select(0, upload(-1 - token_ids[late], ids.device))
-            ids.index_copy_(0, upload(late, ids.device), chosen.to(ids.dtype))
+            chosen = latest[upload(-1 - token_ids[late], device)]
+            ids[upload(late, device)] = xp.asarray(chosen, dtype=ids.dtype)
         return msgspec.structs.replace(self, token_ids=ids)
 
 
@@ -142,13 +142,3 @@ def out_of_vocabulary_rows(batch: InputBatch, slots: np.ndarray, vocab_size: int
         for index in first.tolist()
         if np.asarray(batch.state(int(slots[index])).tokens_view()).max() >= vocab_size
     }
-
-
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to `device` without waiting for it; on a CPU the tensor shares its memory."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    # An asynchronous copy needs pinned memory; torch keeps it until the copy is done.
-    pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-    return pinned.to(device, non_blocking=True)

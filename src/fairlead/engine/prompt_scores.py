@@ -7,16 +7,13 @@ sampler, this does not wait for the device before `PendingScores.wait`.
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.arrays import Array, Arriving, device_of, upload
+from fairlead.engine.inputs import Inputs
+from fairlead.engine.sampling.logprobs import LEAST_LOGPROB, log_probabilities
 from fairlead.engine.step import PromptScores
 from fairlead.job import TokenLogprob
-
-_LARGEST = torch.finfo(torch.float32).max
-_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot express
 
 
 class _Chunk(NamedTuple):
@@ -57,34 +54,28 @@ class PromptRows:
                 next_ids.append(np.array(state.tokens_view()[position + 1 : position + 1 + length]))
         return cls(chunks, np.concatenate(tokens), np.concatenate(next_ids)) if chunks else None
 
-    def score(self, logits: Tensor) -> "PendingScores":
+    def score(self, logits: Array) -> "PendingScores":
         """Start scoring the tokens by their `logits` [P, V], which may be overwritten."""
-        return PendingScores(self._chunks, logits.float(), self._next_ids)
+        if not isinstance(logits, np.ndarray):
+            logits = logits.float()
+        return PendingScores(self._chunks, logits, self._next_ids)
 
 
 class PendingScores:
     """Scores that the device may still be computing; `wait` returns them."""
 
-    def __init__(self, chunks: list[_Chunk], logits: Tensor, next_ids: np.ndarray) -> None:
+    def __init__(self, chunks: list[_Chunk], logits: Array, next_ids: np.ndarray) -> None:
         self._chunks = chunks
         self._next_ids = next_ids
         vocabulary = logits.shape[1]
         # An id outside the vocabulary fails its sequence when it samples (`out_of_vocabulary_rows`).
-        chosen_ids = upload(next_ids.clip(0, vocabulary - 1).astype(np.int64), logits.device)
-        logits = logits.clamp_(max=_LARGEST)
-        total = logits.logsumexp(-1)
-        chosen = logits.gather(1, chosen_ids[:, None])
-        ranks = (logits >= chosen).sum(-1)
-        top, top_ids = logits.topk(min(vocabulary, max(chunk.alternatives for chunk in chunks)))
-        columns = [chosen[:, 0] - total, ranks, top - total[:, None], top_ids]
-        self._arriving = [column.to("cpu", non_blocking=True) for column in columns]
-        self._arrived = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
+        ids = upload(next_ids.clip(0, vocabulary - 1).astype(np.int64), device_of(logits))
+        most = max(chunk.alternatives for chunk in chunks)
+        self._arriving = Arriving(log_probabilities(logits, ids, most))
 
     def wait(self) -> dict[int, PromptScores]:
         """Return the scores by sequence key."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        logprobs, ranks, top, top_ids = (column.numpy() for column in self._arriving)
+        logprobs, ranks, top, top_ids = self._arriving.wait()
         found, first = {}, 0
         for chunk in self._chunks:
             rows = slice(first, first + chunk.length)
@@ -100,9 +91,9 @@ class PendingScores:
                 )
                 for token_id, logprob, rank, likeliest, ids in zip(
                     self._next_ids[rows].tolist(),
-                    logprobs[rows].clip(min=_LEAST_LOGPROB).tolist(),
+                    logprobs[rows].clip(min=LEAST_LOGPROB).tolist(),
                     ranks[rows].tolist(),
-                    top[rows].clip(min=_LEAST_LOGPROB).tolist(),
+                    top[rows].clip(min=LEAST_LOGPROB).tolist(),
                     top_ids[rows].tolist(),
                     strict=True,
                 )

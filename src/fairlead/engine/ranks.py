@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairlead._cext.inputbatch import Offsets
-from fairlead.engine.forward import Forward, StagedForward, staging
+from fairlead.engine.backend import Forward, StagedForward, staging
 from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep
 from fairlead.models.parallel import Ranks
 
@@ -109,7 +109,8 @@ class LeadingForward:
         try:
             if latest is not None:
                 self._membership.ranks.broadcast(latest)
-            return self._forward(inputs)
+            logits: Tensor = self._forward(inputs)
+            return logits
         except Exception as error:  # noqa: BLE001  whatever a device may raise
             self._membership.give_up(error)
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead.engine.forward import Forward, staging
-from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows, upload
+from fairlead.engine.arrays import Array, inference, upload
+from fairlead.engine.backend import Forward, staging
+from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows
 from fairlead.engine.prompt_scores import PendingScores, PromptRows
 from fairlead.engine.sampling.logits_processors import SampledRows
 from fairlead.engine.sampling.sampler import PendingSamples, Sampler
@@ -46,13 +45,16 @@ class ModelRunner:
         self.arenas = arenas
         self._eos_token_ids = eos_token_ids
         self._sampler: Sampler | None = None
-        self._latest: Tensor | None = None  # tokens chosen by the previous step
+        self._latest: Array | None = None  # tokens chosen by the previous step
         self._previous: PendingSamples | None = None
         self._stage = staging(forward)
 
-    @torch.inference_mode()
     def launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
         """Run all tokens of a step through the layers; logits are made only for sampled and scored tokens."""
+        with inference(self.forward.device):
+            return self._launch(step, batch)
+
+    def _launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
         forward = self.forward
         inputs = self._stage(step, batch, self._latest)
         prompts = PromptRows.of(step, batch, inputs) if step.rows > step.decodes else None
@@ -63,7 +65,7 @@ class ModelRunner:
         logits = logits[: step.samples]
         last = inputs.token_ids
         if step.samples < len(last):  # else every token is the last one of its row
-            last = last.index_select(0, upload(inputs.sample_tokens, forward.device))
+            last = last[upload(inputs.sample_tokens, forward.device)]
         slots = np.asarray(step.sample_slots)
         sampler = self._sampler_of(batch)
         sampler.update_state()

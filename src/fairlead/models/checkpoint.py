@@ -16,6 +16,7 @@ from fairlead.models.config import CheckpointConfig, Document
 from fairlead.models.listing import SafetensorsFolder, TensorListing
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -56,6 +57,12 @@ class CheckpointTensor(Protocol):
 
     def fails(self, reason: str) -> LoadFailed:
         """Return the error to raise for this tensor."""
+
+    def check_floats(self) -> None:
+        """Raise `LoadFailed` unless weights can be made from its numbers."""
+
+    def array(self) -> "np.ndarray":
+        """Return its numbers in place, read-only; bfloat16 as uint16."""
 
     def floats(self) -> "torch.dtype":
         """Return its dtype; `LoadFailed` unless weights can be made from it."""

@@ -20,6 +20,7 @@ from fairlead.models.folder import FLOAT_TYPES, read_folder, read_stored_dtype, 
 from fairlead.models.linear import WeightFormat
 from fairlead.models.model import Model
 from fairlead.models.network import Network
+from fairlead.models.numbers import check_dtype, choose_cpu_dtype
 from fairlead.models.parallel import ALONE, Ranks, refusal
 from fairlead.models.pooling import Pooling
 from fairlead.models.quantization import find_format
@@ -145,20 +146,9 @@ def _obstacle(
 def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> torch.dtype:
     """Return the dtype to compute in: the requested one or, with "auto", the checkpoint's where it is fast.
 
-    No CPU multiplies float16 fast, and only some bfloat16. On a CPU, "auto" uses bfloat16 for all but float32
-    checkpoints if the processor has a unit for it, else float32.
+    `numbers.choose_cpu_dtype` chooses for a CPU.
     """
-    if name != "auto":
-        if name not in DTYPES:
-            raise LoadFailed(f"dtype {name!r} is not supported (auto, {', '.join(DTYPES)} are)")
-        return DTYPES[name]
-    stored = read_stored_dtype(config)
-    if device.type == "cpu" and stored != "float32":
-        return torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
-    return DTYPES[stored]
-
-
-def cpu_computes_bfloat16() -> bool:
-    """Return whether this processor multiplies bfloat16 in hardware (AMX, AVX-512 BF16, or Arm's own)."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16", "arm_bf16"))
+    if device.type == "cpu":
+        return DTYPES[choose_cpu_dtype(config, name)]
+    check_dtype(name)
+    return DTYPES[read_stored_dtype(config) if name == "auto" else name]

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ANY, COMMON, ArchitectureSpec, Experts, unsupported
+from fairlead.models.checkpoint_tensors import tied_as_stored
 from fairlead.models.layers import Embedding, GatedMLP, HeadRMSNorm, MixtureMLP, OffsetRMSNorm, RMSNorm
 from fairlead.models.linear import Linear
 from fairlead.models.model import AttentionFunction
 from fairlead.models.parallel import ALONE, Ranks, Shard, SharedEmbedding, SummedLinear
 from fairlead.models.rotary import Rotary, rotate
-from fairlead.models.weights import Weights, tied_as_stored
+from fairlead.models.weights import Weights
 
 Angles = tuple[Tensor, Tensor]
 Norm = RMSNorm | OffsetRMSNorm

@@ -2,8 +2,8 @@
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
 Guarantees that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
-pages which have been read are dropped from memory by `drop_pages`. Imports torch for the content only: the
-parent process reads headers, too.
+pages which have been read are dropped from memory by `drop_pages`. Imports numpy and torch for the content
+only, and torch only where a tensor of it is asked for: the parent process reads headers, too.
 """
 
 import json
@@ -21,6 +21,7 @@ import msgspec
 from fairlead.errors import LoadFailed
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -56,12 +57,26 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Return the error to raise for this tensor."""
         return LoadFailed(f"{self.file.path}: tensor {self.name!r} {reason}")
 
+    def check_floats(self) -> None:
+        """Raise `LoadFailed` unless weights can be made from its numbers."""
+        if self.dtype not in _FLOATS:
+            raise self.fails(f"is of {self.dtype}, which is not supported ({', '.join(_FLOATS)} are)")
+
+    def array(self) -> "np.ndarray":
+        """Return its numbers in place in the file, read-only; bfloat16 as uint16."""
+        import numpy as np
+
+        self.check_floats()
+        name = _FLOATS[self.dtype][0]
+        dtype = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
+        count = self.nbytes // dtype.itemsize
+        return np.frombuffer(self.file.memory, dtype, count, self.begin).reshape(self.shape)
+
     def floats(self) -> "torch.dtype":
         """Return its dtype; `LoadFailed` unless weights can be made from it."""
         import torch
 
-        if self.dtype not in _FLOATS:
-            raise self.fails(f"is of {self.dtype}, which is not supported ({', '.join(_FLOATS)} are)")
+        self.check_floats()
         dtype: torch.dtype = getattr(torch, _FLOATS[self.dtype][0])
         return dtype
 

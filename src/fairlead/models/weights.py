@@ -1,45 +1,32 @@
-"""Takes tensors from a checkpoint, whose files are mapped into memory.
+"""Makes tensors of torch, and layers, from those of a checkpoint, `checkpoint_tensors.CheckpointTensors`.
 
-A model takes its tensors by name and shape while it is built; `finish` then rejects a checkpoint with
-tensors left over. Guarantees `LoadFailed` with the file and the tensor at fault. In memory, beside the
-weights, there is never more than the one tensor that is being made. Never unpickles.
+In memory, beside the weights, there is never more than the one tensor that is being made.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
-import msgspec
 import torch
 from torch import Tensor
 
-from fairlead.errors import LoadFailed
-from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.checkpoint import Checkpoint, CheckpointTensor
+from fairlead.models.checkpoint_tensors import CheckpointTensors
 from fairlead.models.layers import Embedding
 from fairlead.models.linear import Linear, Packed, WeightFormat
 from fairlead.models.quantization import find_format
 from fairlead.models.quantization.none import NONE, UnquantizedLinear
 
-logger = logging.getLogger(__name__)
-
-_PROGRESS_STEPS = 40
 _SHARED_BUFFER_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
-_PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once during a copy
 
 KeptRows = Mapping[str, Sequence[range]]
 """Which rows of each tensor to read, by name."""
 
 
-class Weights:
+class Weights(CheckpointTensors):
     """The tensors of a checkpoint, provided as `dtype` on `device`.
 
-    `report` is called with the fraction read, 0…1, at least every 5 %. `listing` is the file that lists the
-    tensors, `bytes_total` their size. `bytes_placed` counts what is in the device's memory now.
-    `quantization` is the format of the layers that may be quantized. `bytes_read` counts what was read of the
-    files; of tensors that `readers` processes divide among themselves, that is a part. Use it as a context
-    manager: the files are closed at its end, except those with a tensor that is used in place.
+    `quantization` is the format of the layers that may be quantized. `bytes_placed` counts what is in the
+    device's memory now. A file with a tensor that is used in place stays open at the end.
     """
 
     def __init__(
@@ -52,67 +39,12 @@ class Weights:
         quantization: WeightFormat = NONE,
         readers: int = 1,
     ) -> None:
+        super().__init__(checkpoint, dtype=str(dtype).removeprefix("torch."), report=report, readers=readers)
         self.dtype = dtype
         self._quantization = quantization
         self.device = device
         self.bytes_placed = 0
-        self._report = report
-        self._taken: dict[str, CheckpointTensor] = {}
-        self.listing, listed = checkpoint.tensors()
-        self._tensors = dict(listed)
-        self.bytes_total = self._count()
         self._shared_buffer = torch.empty(0, dtype=dtype)
-        self.bytes_read = 0
-        self._readers = readers
-        self._reported = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._tensors.clear()
-        self._taken.clear()
-
-    def fails(self, name: str, reason: str) -> LoadFailed:
-        """Return the error to raise for a tensor that was taken."""
-        return self._taken[name].fails(reason)
-
-    def rename(self, rule: Callable[[str], str | None]) -> None:
-        """Rename every tensor by `rule`; drop those for which it returns None.
-
-        For checkpoints that contain the model as part of a larger one. `LoadFailed` if two get one name.
-        """
-        renamed: dict[str, CheckpointTensor] = {}
-        for name, tensor in self._tensors.items():
-            if (new := rule(name)) is None:
-                continue
-            if new in renamed:
-                raise tensor.fails(f"has the same name as {renamed[new].name!r}, {new!r}")
-            renamed[new] = tensor
-        self._tensors = renamed
-        self.bytes_total = self._count()
-
-    def ties(self, embedding: str, head: str) -> bool:
-        """Return whether a `head` that the configuration ties to the `embedding` is tied.
-
-        As in transformers 5, it is not if the checkpoint has both and they differ in the dtype that is
-        computed in. Some fine-tunes train the head alone, and leave the configuration as it was. A second
-        copy is dropped; a checkpoint may also have the head only.
-        """
-        table_name, head_name = f"{embedding}.weight", f"{head}.weight"
-        own = self._tensors.get(head_name)
-        if own is None:
-            return True
-        table = self._tensors.get(table_name)
-        if table is not None and not self._are_equal(table, own):
-            logger.warning("%s: %s is used: it differs from %s", self.listing, head_name, table_name)
-            return False
-        del self._tensors[head_name]
-        self._tensors.setdefault(table_name, own)
-        self.bytes_total = self._count()
-        return True
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Take one tensor, which must have this shape."""
@@ -203,28 +135,6 @@ class Weights:
         source.drop_pages()
         return Embedding(table), projection
 
-    def finish(self) -> None:
-        """Report completion; raise `LoadFailed` if a tensor is left, because this is another model then."""
-        left = [tensor for name, tensor in self._tensors.items() if not name.endswith("rotary_emb.inv_freq")]
-        for tensor in left:
-            raise tensor.fails(f"is unexpected ({len(left)} in all): this is another model")
-        self._report(1.0)
-
-    def _are_equal(self, one: CheckpointTensor, other: CheckpointTensor) -> bool:
-        """Compare two tensors piece by piece, up to the first difference."""
-        if one.shape != other.shape or not one.nbytes:
-            return False
-        size = one.shape[0]
-        step = max(1, _PIECE_BYTES * size // max(one.nbytes, other.nbytes))
-        for first in range(0, size, step):
-            pieces = [tensor.rows(range(first, min(first + step, size))) for tensor in (one, other)]
-            are_equal = torch.equal(*(piece.mapped().to(self.dtype) for piece in pieces))
-            for piece in pieces:
-                piece.drop_pages()
-            if not are_equal:
-                return False
-        return True
-
     def _take_all(
         self, rows: Mapping[str, int], rest: Sequence[int], kept: KeptRows | None
     ) -> list[CheckpointTensor]:
@@ -289,10 +199,6 @@ class Weights:
             self._shared_buffer = torch.empty(size, dtype=self.dtype)
         return self._shared_buffer[:size].view(rows, columns)
 
-    @property
-    def _piece_bytes(self) -> int:
-        return min(_PIECE_BYTES, self.bytes_total // _PROGRESS_STEPS)
-
     def _tied_head(self, table: Tensor) -> Linear:
         if UnquantizedLinear.reorders(self.dtype, self.device):
             self.bytes_placed += table.nbytes  # else the head uses the embedding's table
@@ -304,38 +210,6 @@ class Weights:
             return False
         tensor = self._tensors[name]
         return tensor.floats() == self.dtype and tensor.begin % self.dtype.itemsize == 0
-
-    def _take(self, name: str, shape: tuple[int, ...]) -> CheckpointTensor:
-        if name not in self._tensors:
-            raise LoadFailed(f"{self.listing}: tensor {name!r} is missing")
-        tensor = self._tensors.pop(name)
-        if tensor.shape != shape:
-            raise tensor.fails(f"has shape {list(tensor.shape)}, expected {list(shape)}")
-        if tensor.form is None:
-            tensor.floats()
-        self._taken[name] = tensor
-        return tensor
-
-    def _read(self, size_bytes: int) -> None:
-        self.bytes_read += size_bytes
-        fraction = min(1.0, self._readers * self.bytes_read / self.bytes_total)
-        if fraction - self._reported >= 1 / _PROGRESS_STEPS:
-            self._reported = fraction
-            self._report(fraction)
-
-    def _count(self) -> int:
-        return max(1, sum(tensor.nbytes for tensor in self._tensors.values()))
-
-
-def tied_as_stored(spec: ArchitectureSpec, weights: Weights) -> ArchitectureSpec:
-    """Return the network with its own head if the checkpoint has one that differs from the embedding.
-
-    `weights` must have the names of `spec` already.
-    """
-    has_head = not spec.headless or spec.score_tokens
-    if not spec.tied or not has_head or weights.ties(spec.names.embedding, spec.names.head):
-        return spec
-    return msgspec.structs.replace(spec, tied=False)
 
 
 _Value = TypeVar("_Value")

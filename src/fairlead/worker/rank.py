@@ -18,8 +18,9 @@ import torch
 from fairlead.compilers import explained
 from fairlead.config import ConfigError
 from fairlead.engine import process_groups
-from fairlead.engine.loading import follower_of, load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.engine.ranks import Follower, FromRankZero, Membership
+from fairlead.engine.torch_loading import follower_of
 from fairlead.errors import LoadFailed
 from fairlead.frames import FrameSocket, PeerGone
 from fairlead.models.parallel import Ranks

@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext.inputbatch import SequenceState
-from fairlead.engine.inputs import upload
+from fairlead.engine.arrays import Array, device_of, library, upload
 from fairlead.engine.sampling.parameters import BatchUpdate, SamplingColumns
 from fairlead.engine.sampling.token_counts import TokenCounts
 
@@ -31,7 +29,7 @@ class SampledRows(NamedTuple):
 
     slots: np.ndarray
     positions: np.ndarray
-    latest: Tensor
+    latest: Array
     last_ids: np.ndarray | None = None
 
     def indices(self, slots: Collection[int]) -> np.ndarray:
@@ -44,6 +42,9 @@ class LogitsProcessor(ABC):
 
     always: ClassVar[bool] = False
     """Whether it may apply to sequences that set no parameter of a logits processor."""
+    takes_arrays: ClassVar[bool] = False
+    """Whether `apply` also takes the CPU kernel's logits, which are arrays of numpy. Else it gets a tensor
+    that shares their memory, and its first use imports torch."""
 
     @abstractmethod
     def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -58,7 +59,7 @@ class LogitsProcessor(ABC):
         """Return whether it changes the logits of any of these rows."""
 
     @abstractmethod
-    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+    def apply(self, logits: Array, rows: SampledRows) -> None:
         """Change `logits` [S, V], float32, in place. Must not wait for the device."""
 
 
@@ -79,6 +80,8 @@ def keep_by_slot(
 class Penalties(LogitsProcessor):
     """The repetition, frequency and presence penalties."""
 
+    takes_arrays = True
+
     def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         del eos_token_ids
         self._columns = columns
@@ -91,15 +94,16 @@ class Penalties(LogitsProcessor):
     def applies_to(self, rows: SampledRows) -> bool:
         return len(rows.indices(self._counts)) > 0
 
-    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+    def apply(self, logits: Array, rows: SampledRows) -> None:
         penalised = rows.indices(self._counts)
         ids_of, counts_of, lengths = zip(
             *(self._counts[slot].update() for slot in rows.slots[penalised].tolist()), strict=True
         )
-        device = logits.device
+        device, xp = device_of(logits), library(logits)
         # Distinct (row, id) of the ids in a row's prompt or output, and how often each is in the output.
         row_indices = upload(penalised.repeat([len(ids) for ids in ids_of]), device)
-        ids, counts = upload(np.concatenate(ids_of), device), upload(np.concatenate(counts_of), device)
+        ids = upload(np.concatenate(ids_of), device)
+        counts = upload(np.concatenate(counts_of).astype(np.float32), device)
         penalties = [
             upload(self._columns[name][rows.slots], device)
             for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -110,15 +114,18 @@ class Penalties(LogitsProcessor):
             logits[row_indices, ids] = _penalised(logits[row_indices, ids], row_indices, counts, penalties)
             return
         late = upload(late_rows, device)
-        late_ids = rows.latest.long()[late]
-        late_of_row = torch.full((len(logits),), -1, device=device).index_copy_(0, late, late_ids)
+        late_ids = xp.asarray(rows.latest, dtype=xp.int64)[late]
+        late_of_row = upload(np.full(len(logits), -1), device)
+        late_of_row[late] = late_ids
         again = ids == late_of_row[row_indices]
-        known = torch.zeros_like(late_of_row).index_add_(0, row_indices, again.long())[late] > 0
-        first = _penalised(logits[late, late_ids], late, torch.ones_like(late), penalties)
+        # Whether a row's last token is among its ids. The entry after the last row takes all that are not.
+        known_rows = upload(np.zeros(len(logits) + 1, bool), device)
+        known_rows[xp.where(again, row_indices, len(logits))] = True
+        first = _penalised(logits[late, late_ids], late, xp.ones_like(late, dtype=xp.float32), penalties)
         logits[row_indices, ids] = _penalised(
             logits[row_indices, ids], row_indices, counts + again, penalties
         )
-        logits[late, late_ids] = torch.where(known, logits[late, late_ids], first)
+        logits[late, late_ids] = xp.where(known_rows[late], logits[late, late_ids], first)
 
     def _count(self, state: SequenceState) -> TokenCounts | None:
         sampling = state.sampling.parameters
@@ -128,15 +135,17 @@ class Penalties(LogitsProcessor):
         return TokenCounts(state, self._vocab_size, prompt=repeats)
 
 
-def _penalised(before: Tensor, rows: Tensor, counts: Tensor, penalties: list[Tensor]) -> Tensor:
+def _penalised(before: Array, rows: Array, counts: Array, penalties: list[Array]) -> Array:
     repetition, frequency, presence = (column[rows] for column in penalties)
-    after = torch.where(before > 0, before / repetition, before * repetition)
+    after = library(before).where(before > 0, before / repetition, before * repetition)
     # An infinite penalty makes NaN, which fails only its row.
     return after - (frequency * counts + presence * (counts > 0))
 
 
 class LogitBias(LogitsProcessor):
     """Adds a client's amounts to the logits of single tokens."""
+
+    takes_arrays = True
 
     def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         del columns, eos_token_ids
@@ -149,7 +158,7 @@ class LogitBias(LogitsProcessor):
     def applies_to(self, rows: SampledRows) -> bool:
         return len(rows.indices(self._biases)) > 0
 
-    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+    def apply(self, logits: Array, rows: SampledRows) -> None:
         biased = rows.indices(self._biases)
         ids, amounts = zip(*(self._biases[slot] for slot in rows.slots[biased].tolist()), strict=True)
         add_to_logits(logits, biased, ids, amounts)
@@ -170,6 +179,8 @@ class LogitBias(LogitsProcessor):
 class MinTokens(LogitsProcessor):
     """Bans the ids that end a sequence before it has `min_tokens`: the client's and the model's."""
 
+    takes_arrays = True
+
     def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         del columns
         self._vocab_size = vocab_size
@@ -185,7 +196,7 @@ class MinTokens(LogitsProcessor):
                 del self._ends[slot]
         return len(rows.indices(self._ends)) > 0
 
-    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+    def apply(self, logits: Array, rows: SampledRows) -> None:
         early = rows.indices(self._ends)
         ids = [self._ends[slot][1] for slot in rows.slots[early].tolist()]
         add_to_logits(logits, early, ids, [np.full(len(some), _BANNED, np.float32) for some in ids])
@@ -204,12 +215,12 @@ LOGITS_PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, LogitBias, Mi
 
 
 def add_to_logits(
-    logits: Tensor, rows: np.ndarray, ids: Sequence[np.ndarray], amounts: Sequence[np.ndarray]
+    logits: Array, rows: np.ndarray, ids: Sequence[np.ndarray], amounts: Sequence[np.ndarray]
 ) -> None:
     """Add amounts to the logits of each of `rows` at its distinct `ids`; −inf bans a token."""
-    device = logits.device
+    device = device_of(logits)
     row_indices = upload(rows.repeat([len(some) for some in ids]), device)
     columns, added = upload(np.concatenate(ids), device), upload(np.concatenate(amounts), device)
     after = logits[row_indices, columns] + added
     # Banned even where +inf − inf is NaN.
-    logits[row_indices, columns] = after.masked_fill_(added == _BANNED, _BANNED)
+    logits[row_indices, columns] = library(logits).where(added == _BANNED, _BANNED, after)

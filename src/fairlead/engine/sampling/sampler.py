@@ -3,7 +3,7 @@
 On a CPU the compiled kernel chooses (`fairlead._cext.cpustep.choose`), row by row on all threads: for 32
 draws from 151,936 tokens torch took 30 ms, and with top_p half a second. Elsewhere torch chooses. Guarantees
 that a broken row fails only that row, and that nothing here waits for the device before
-`PendingSamples.wait`.
+`PendingSamples.wait`. Imports torch only for logits that are its tensors.
 """
 
 import math
@@ -11,30 +11,25 @@ from collections.abc import Collection
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext import cpustep as kernel
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.inputs import upload
+from fairlead.engine.arrays import Array, Arriving, device_of, upload
 from fairlead.engine.sampling import logits_processors
-from fairlead.engine.sampling.logits_processors import SampledRows
+from fairlead.engine.sampling.logits_processors import LogitsProcessor, SampledRows
+from fairlead.engine.sampling.logprobs import LEAST_LOGPROB, log_probabilities
 from fairlead.engine.sampling.parameters import BatchUpdate, SamplingColumns
-from fairlead.engine.sampling.token_masks import ConstrainedSequences, TokenMasks, without_forbidden
-from fairlead.engine.sampling.torch_sampler import (
+from fairlead.engine.sampling.row_parameters import (
     GREEDY_BELOW,
     RowParameters,
-    choose_by_torch,
     effective_top_k,
     least_scores,
     uniforms,
 )
+from fairlead.engine.sampling.token_masks import ConstrainedSequences, TokenMasks
 from fairlead.engine.step import SampledTokens
+from fairlead.engine.threads import get_threads
 from fairlead.job import TokenLogprob
-
-THREADS_AT_MOST = 256  # the kernel's limit
-_LEAST_LOGPROB = -9999.0  # for −inf, which JSON cannot express
-_LARGEST = torch.finfo(torch.float32).max
 
 
 class Sampler:
@@ -71,25 +66,33 @@ class Sampler:
         """Whether any sequence in the batch has a constraint. Call `update_state` first."""
         return len(self._constrained) > 0
 
-    def process(self, logits: Tensor, rows: SampledRows) -> Tensor:
+    def process(self, logits: Array, rows: SampledRows) -> Array:
         """Return `logits` [S, V], float32, as the logits processors change them; `logits` is not modified."""
         needed = [processor for processor in self._processors if processor.applies_to(rows)]
-        processed = logits.clone() if needed else logits
-        for processor in needed:
-            processor.apply(processed, rows)
+        if not needed:
+            return logits
+        on_host = isinstance(logits, np.ndarray)
+        processed = logits.copy() if on_host else logits.clone()
+        with np.errstate(all="ignore"):  # NaN fails its row later
+            for processor in needed:
+                if on_host and not processor.takes_arrays:
+                    _apply_to_tensors(processor, processed, rows)
+                else:
+                    processor.apply(processed, rows)
         return processed
 
     def parameters(self, rows: SampledRows) -> RowParameters:
         """Return the parameters that the rows are drawn with."""
         return RowParameters(self.columns.gather(rows.slots), rows.positions)
 
-    def sample(self, logits: Tensor, rows: SampledRows, *, processes_logits: bool = True) -> "PendingSamples":
+    def sample(self, logits: Array, rows: SampledRows, *, processes_logits: bool = True) -> "PendingSamples":
         """Choose the next token of each row of `logits` [S, V].
 
         Without `processes_logits` (`Step.processes_logits`) only processors that always apply are needed.
         """
         self.update_state()
-        logits = logits.float()
+        if not isinstance(logits, np.ndarray):
+            logits = logits.float()
         processed = self.process(logits, rows) if processes_logits or self._always else logits
         return choose(logits, processed, self.parameters(rows), self._constrained.masks(rows))
 
@@ -103,8 +106,8 @@ class PendingSamples:
 
     def __init__(
         self,
-        tokens: Tensor,
-        highest: Tensor,
+        tokens: Array,
+        highest: Array,
         logprobs: "_Logprobs | None",
         explained: dict[int, str] | None = None,
         complete: frozenset[int] = frozenset(),
@@ -113,22 +116,17 @@ class PendingSamples:
         self._logprobs = logprobs
         self._explained = explained or {}
         self._complete = complete
-        arriving = [tokens.int(), highest, *(logprobs.columns if logprobs else ())]
+        ids = tokens.astype(np.int32) if isinstance(tokens, np.ndarray) else tokens.int()
         # Queued now, after this step and before the next one; `wait` waits for this step's event only.
-        self._arriving = [column.to("cpu", non_blocking=True) for column in arriving]
-        self._arrived = torch.cuda.current_stream(tokens.device).record_event() if tokens.is_cuda else None
+        self._arriving = Arriving([ids, highest, *(logprobs.columns if logprobs else ())])
 
     def wait_for_tokens(self) -> np.ndarray:
         """Return the chosen ids [S] as soon as the device has them."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        ids: np.ndarray = self._arriving[0].numpy()
-        return ids
+        return self._arriving.wait()[0]
 
     def wait(self) -> SampledTokens:
         """Return one id per row. NaN among the logits, or no token left to choose, is that row's error."""
-        self.wait_for_tokens()
-        tokens, highest, *columns = (column.numpy() for column in self._arriving)
+        tokens, highest, *columns = self._arriving.wait()
         failed = np.flatnonzero(~(highest > -np.inf))
         tokens[failed] = -1
         without_token = failed.tolist()
@@ -151,7 +149,7 @@ class _Logprobs(msgspec.Struct, frozen=True):
 
     rows: list[int]
     requested: list[int]
-    columns: tuple[Tensor, Tensor, Tensor, Tensor]
+    columns: tuple[Array, Array, Array, Array]
 
     def read(self, columns: list[np.ndarray]) -> dict[int, TokenLogprob]:
         found = {}
@@ -164,14 +162,21 @@ class _Logprobs(msgspec.Struct, frozen=True):
 
 
 def choose(
-    logits: Tensor, processed: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+    logits: Array, processed: Array, parameters: RowParameters, masks: TokenMasks | None = None
 ) -> PendingSamples:
     """Choose a token of each row of `processed` [S, V] within `masks`; log-probabilities are of `logits`."""
+    device = device_of(processed)
     if not len(logits):  # a step of unfinished prompts only
-        return PendingSamples(logits.new_empty(0, dtype=torch.int64), logits.new_empty(0), None)
-    if processed.device.type == "cpu":
-        tokens, highest = choose_compiled(processed, parameters, masks)
+        nothing = upload(np.empty(0, np.int64), device), upload(np.empty(0, np.float32), device)
+        return PendingSamples(*nothing, None)
+    tokens: Array
+    highest: Array
+    if device is None or device.type == "cpu":
+        array = processed if device is None else processed.contiguous().numpy()
+        tokens, highest = (upload(found, device) for found in choose_compiled(array, parameters, masks))
     else:
+        from fairlead.engine.sampling.torch_sampler import choose_by_torch, without_forbidden
+
         allowed = processed if masks is None else without_forbidden(processed, masks)
         tokens, highest = choose_by_torch(allowed, parameters)
     logprobs = _logprobs(logits, tokens, parameters.get("logprobs"))
@@ -181,9 +186,9 @@ def choose(
 
 
 def choose_compiled(
-    logits: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
-) -> tuple[Tensor, Tensor]:
-    """Choose as `choose_by_torch` does, except for rounding; `logits` are on a CPU."""
+    logits: np.ndarray, parameters: RowParameters, masks: TokenMasks | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose as `torch_sampler.choose_by_torch` does, except for rounding."""
     rows, vocabulary = logits.shape
     tokens, highest = np.empty(rows, np.int64), np.empty(rows, np.float32)
     temperatures, top_k, top_p = np.zeros(rows, np.float32), np.zeros(rows, np.int32), np.ones(rows)
@@ -198,7 +203,7 @@ def choose_compiled(
         if (requested := parameters.get("min_p")) is not None:
             least = least_scores(requested)
     kernel.choose(
-        logits.contiguous().numpy(),
+        logits,
         temperatures,
         top_k,
         top_p,
@@ -207,26 +212,35 @@ def choose_compiled(
         tokens,
         highest,
         greedy_below=GREEDY_BELOW,
-        threads=min(torch.get_num_threads(), THREADS_AT_MOST),
+        threads=get_threads(),
         masks=None if masks is None else masks.bits,
         mask_rows=None if masks is None else masks.rows,
     )
-    return torch.from_numpy(tokens), torch.from_numpy(highest)
+    return tokens, highest
 
 
-def _logprobs(logits: Tensor, tokens: Tensor, requested: np.ndarray | None) -> _Logprobs | None:
+def _logprobs(logits: Array, tokens: Array, requested: np.ndarray | None) -> _Logprobs | None:
     """Return the model's own log-probabilities, before temperature, penalties and biases."""
     if requested is None or not (requested >= 0).any():
         return None
     listed = np.flatnonzero(requested >= 0)
     most = requested[listed].clip(max=logits.shape[1]).tolist()
-    rows = upload(listed, logits.device)
-    logprobs = logits[rows].clamp_(max=_LARGEST).log_softmax(-1)
-    logprobs.clamp_(min=_LEAST_LOGPROB)
+    rows = upload(listed, device_of(logits))
     chosen_ids = tokens[rows]
-    chosen = logprobs.gather(1, chosen_ids[:, None])[:, 0]
-    top, top_ids = logprobs.topk(max(most))
-    return _Logprobs(listed.tolist(), most, (chosen_ids, chosen, top, top_ids))
+    chosen, _, top, top_ids = log_probabilities(logits[rows], chosen_ids, max(most))
+    columns = chosen_ids, chosen.clip(LEAST_LOGPROB), top.clip(LEAST_LOGPROB), top_ids
+    return _Logprobs(listed.tolist(), most, columns)
+
+
+def _apply_to_tensors(processor: LogitsProcessor, logits: np.ndarray, rows: SampledRows) -> None:
+    """Let a processor that is written in torch change `logits`, which a tensor shares."""
+    import torch
+
+    latest = rows.latest
+    if isinstance(latest, np.ndarray):
+        rows = rows._replace(latest=torch.from_numpy(latest))
+    with torch.inference_mode():
+        processor.apply(torch.from_numpy(logits), rows)
 
 
 def _explain(highest: float) -> str:

@@ -1,18 +1,15 @@
 """The tokens that constrained sequences may choose, as bits beside the logits.
 
-A mask is applied where a token is chosen: in the CPU's kernel by testing bits, elsewhere by a kernel that
-writes −inf. Min-tokens, biases and stop ids act on the logits, and so cannot allow what a mask forbids.
+A mask is applied where a token is chosen: in the CPU's kernel by testing bits, elsewhere by
+`torch_sampler.without_forbidden`, which writes −inf. Min-tokens, biases and stop ids act on the logits, and
+so cannot allow what a mask forbids.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fairlead._cext.inputbatch import SequenceState
-from fairlead.engine.devices import runs_our_kernels
-from fairlead.engine.inputs import upload
 from fairlead.engine.sampling.logits_processors import SampledRows, keep_by_slot
 from fairlead.engine.sampling.parameters import BatchUpdate
 from fairlead.structured.constraint import WORD_BITS, Constraint
@@ -85,20 +82,6 @@ class ConstrainedSequences:
         }
         complete = frozenset(row for row, constraint in constrained if constraint.is_complete)
         return TokenMasks(bits, mask_of, errors, complete)
-
-
-def without_forbidden(logits: Tensor, masks: TokenMasks) -> Tensor:
-    """Return `logits` [S, V], float32, with −inf for the tokens that may not be chosen; for any device."""
-    bits = upload(masks.bits.view(np.int32), logits.device)
-    mask_of = upload(masks.rows, logits.device)
-    if runs_our_kernels(logits.device):
-        from fairlead.engine import device_sampling  # which needs Triton
-
-        return device_sampling.without_forbidden(logits, bits, mask_of)
-    places = torch.arange(WORD_BITS, device=logits.device)
-    allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
-    allowed_of = torch.where(mask_of[:, None] >= 0, allowed[mask_of.clamp(min=0).long()], True)
-    return logits.masked_fill(~allowed_of, float("-inf"))
 
 
 def _constrained(state: SequenceState) -> tuple[SequenceState, Constraint] | None:

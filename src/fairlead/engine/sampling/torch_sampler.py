@@ -1,45 +1,30 @@
 """Sampling in torch, on any device; also the test oracle of the kernel that samples on a CPU.
 
-A draw's random number depends only on the sequence's seed and the token's position, so the rest of the batch
-cannot change it. The draw inverts the cumulative distribution in vocabulary order. top_k, top_p and min_p
-are all thresholds on a row's scores, so only finding them needs sorting. Equally likely tokens are kept or
-dropped together. Does not wait for the device.
+The draw inverts the cumulative distribution in vocabulary order. top_k, top_p and min_p are all thresholds on
+a row's scores, so only finding them needs sorting. Equally likely tokens are kept or dropped together. Does
+not wait for the device.
 """
 
-import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fairlead.engine.arrays import upload
 from fairlead.engine.devices import runs_our_kernels
-from fairlead.engine.inputs import upload
+from fairlead.engine.sampling.row_parameters import (
+    GREEDY_BELOW,
+    RowParameters,
+    effective_top_k,
+    least_scores,
+    uniforms,
+)
+from fairlead.engine.sampling.token_masks import TokenMasks
+from fairlead.structured.constraint import WORD_BITS
 
-GREEDY_BELOW = 1e-5
-"""Lower temperatures are greedy, because dividing by them overflows."""
 _CANDIDATES = 1024  # enough for top_p in most rows, and far cheaper than sorting a vocabulary
 _RUN = 128  # tokens per partial sum in the search for a draw's place
 _LARGEST = torch.finfo(torch.float32).max
-
-
-class RowParameters(msgspec.Struct, frozen=True):
-    """The parameters that S rows are drawn with.
-
-    `columns`: arrays [S] by parameter; one that is absent is off in all rows. `seed` (uint64) and `positions`
-    (of the token to choose) determine the draw.
-    """
-
-    columns: dict[str, np.ndarray]
-    positions: np.ndarray
-
-    def get(self, name: str) -> np.ndarray | None:
-        """Return a parameter's values [S]; None if it is off in all rows."""
-        return self.columns.get(name)
-
-    def of(self, rows: np.ndarray) -> "RowParameters":
-        """Return the parameters of some rows."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return RowParameters(columns, self.positions[rows])
 
 
 def choose_by_torch(logits: Tensor, parameters: RowParameters) -> tuple[Tensor, Tensor]:
@@ -54,21 +39,6 @@ def choose_by_torch(logits: Tensor, parameters: RowParameters) -> tuple[Tensor, 
             rows = upload(drawn, logits.device)
             tokens[rows] = _draw(logits[rows], highest[rows], parameters.of(drawn))
     return tokens, highest
-
-
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return a float64 in [0, 1) of 48 bits for each (seed, position): splitmix64 used as a hash."""
-    state = _mix(seeds.astype(np.uint64))
-    state = _mix(state + positions.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15))
-    return np.asarray((state >> np.uint64(16)).astype(np.float64) * 2.0**-48)
-
-
-def _mix(state: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit integers, one to one, so that results of neighbors are unrelated."""
-    state = state + np.uint64(0x9E37_79B9_7F4A_7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-    return np.asarray(state ^ (state >> np.uint64(31)))
 
 
 def _draw(logits: Tensor, highest: Tensor, parameters: RowParameters) -> Tensor:
@@ -121,7 +91,7 @@ def _thresholds(scores: Tensor, parameters: RowParameters) -> Tensor | None:
     top_p = np.ones(rows) if requested_p is None else requested_p.astype(np.float64)
     top_k = np.zeros(rows, np.int64) if requested_k is None else effective_top_k(requested_k, vocabulary)
     least = np.full(rows, -np.inf, np.float32) if min_p is None else least_scores(min_p)
-    thresholds = upload(least, scores.device)
+    thresholds: Tensor = upload(least, scores.device)
     if runs_our_kernels(scores.device):
         from fairlead.engine import device_sampling  # which needs Triton
 
@@ -133,17 +103,6 @@ def _thresholds(scores: Tensor, parameters: RowParameters) -> Tensor | None:
         some = upload(sorting, scores.device)
         thresholds[some] = _top(scores[some], thresholds[some], top_k[sorting], top_p[sorting])
     return thresholds
-
-
-def effective_top_k(top_k: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return the numbers of tokens to keep [R], int64; 0 where all are kept."""
-    return np.where((top_k > 0) & (top_k < vocabulary), top_k, 0).astype(np.int64)
-
-
-def least_scores(min_p: np.ndarray) -> np.ndarray:
-    """Return the scores [R], float32, of tokens that are `min_p` times as likely as the likeliest."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.log(min_p.astype(np.float64)).astype(np.float32))
 
 
 def _top(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarray) -> Tensor:
@@ -187,3 +146,27 @@ def _nucleus(best: Tensor, least: Tensor, required: Tensor, *, is_exhaustive: bo
 def _masses(ranked: Tensor, least: Tensor) -> Tensor:
     """Return the weight of the first 1, 2, … scores of each row, without those below `least`: [R, size]."""
     return ranked.exp().masked_fill_(ranked < least[:, None], 0).cumsum(-1, dtype=torch.float64)
+
+
+def without_forbidden(logits: Tensor, masks: TokenMasks) -> Tensor:
+    """Return `logits` [S, V], float32, with −inf for the tokens that may not be chosen; for any device."""
+    bits = upload(masks.bits.view(np.int32), logits.device)
+    mask_of = upload(masks.rows, logits.device)
+    if runs_our_kernels(logits.device):
+        from fairlead.engine import device_sampling  # which needs Triton
+
+        return device_sampling.without_forbidden(logits, bits, mask_of)
+    places = torch.arange(WORD_BITS, device=logits.device)
+    allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
+    allowed_of = torch.where(mask_of[:, None] >= 0, allowed[mask_of.clamp(min=0).long()], True)
+    return logits.masked_fill(~allowed_of, float("-inf"))
+
+
+def log_probabilities(logits: Tensor, ids: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what `logprobs.log_probabilities` does, on any device. `logits` [R, V] are overwritten."""
+    logits = logits.clamp_(max=_LARGEST)
+    total = logits.logsumexp(-1)
+    chosen = logits.gather(1, ids[:, None])
+    ranks = (logits >= chosen).sum(-1)
+    top, top_ids = logits.topk(min(logits.shape[1], most))
+    return chosen[:, 0] - total, ranks, top - total[:, None], top_ids
