@@ -38,6 +38,7 @@ class NoWork:
     """A runner, and its pending step, that returns the same token for every row."""
 
     overlaps = False
+    samples_several = True
     arenas = 2
 
     def launch(self, step: Any, _batch: Any) -> "NoWork":

@@ -61,6 +61,7 @@ class NoRunner:
     """A runner without a device; the benchmark supplies the tokens."""
 
     overlaps = False
+    samples_several = True
     arenas = 2
 
 

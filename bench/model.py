@@ -153,7 +153,7 @@ class Implementation:
             query_starts=np.arange(0, len(rows) + 1, count, dtype=np.int32),
             sequence_lengths=np.full(sequences, start + count, dtype=np.int32),
             slots=np.arange(sequences, dtype=np.int32),
-            sample_rows=np.arange(sequences if sample else 0, dtype=np.int32),
+            sample_tokens=np.arange(1, sequences + 1 if sample else 1, dtype=np.int32) * count - 1,
             tables=(self.table,),
             decodes=sequences if count == 1 else 0,
         )

@@ -23,6 +23,7 @@ class SimulatedRunner:
     """A runner with steps that end `step_s` apart, or `step_s` after their start if the runner was idle."""
 
     overlaps = False
+    samples_several = True
     arenas = 1
 
     def __init__(self, step_s: float) -> None:

@@ -350,18 +350,19 @@ cdef class CpuModel:
             self.busy = False
 
     def run(self, input_ids, positions, slot_mapping, query_starts, sequence_lengths, slots, block_tables,
-            sample_rows, logits):
-        """Run all tokens through all layers; write float32 `logits` [S, vocab], a row for each that samples.
+            sample_tokens, logits):
+        """Run all tokens through all layers; write float32 `logits` [S, vocab], a row for each token to sample.
 
         int32: `input_ids`, `positions` [T]; `slot_mapping`, by group, [T], block · 16 + offset;
         `query_starts` [B + 1]; `sequence_lengths` [B], this step's tokens included; `slots` [B], the rows of
-        `block_tables`, by group, [slots, blocks]; `sample_rows` [S], ascending. Raise ValueError and change
+        `block_tables`, by group, [slots, blocks]; `sample_tokens` [S], ascending: any
+        tokens, several of a row too; each has the logits that it would have as the last of a row. Raise ValueError and change
         nothing if an argument is wrong. A block that belongs to two sequences is not detected.
         """
         cdef char reason[256]
         cdef Step *step = &self.step
         cdef const int32_t[::1] ids = input_ids, places = positions, starts = query_starts
-        cdef const int32_t[::1] lengths = sequence_lengths, rows = slots, samples = sample_rows
+        cdef const int32_t[::1] lengths = sequence_lengths, rows = slots, samples = sample_tokens
         cdef float[:, ::1] out = logits
         cdef int failed
         if self.model.cache_memory == NULL:

@@ -14,6 +14,10 @@ Promises:
 - Nothing is cleared when a sequence leaves: stale data is not read.
 - After `condense`, rows 0 … num_reqs − 1 hold one slot each; rows and slots map to each other both ways.
 - A step's rows: first the decodes (one token, which samples), then the others; both in the order of rows.
+- A row may have drafts: tokens after its last known one that may turn out right. It samples after that one and
+  after each draft, and gets the samples up to the first that differs from its draft. Then the tokens in its KV
+  cache are those it has got, as if it had taken a step for each. With `one_sample_a_row`, it is written as the
+  row of its known tokens and a row for each draft, all of the same slot.
 - A step is one range of int32 words in one arena, views included, so that one copy takes it to a device. It
   begins with a header of 16 words: tokens, rows, decodes, samples, words of block writes, number of block
   writes, groups, then the nine `Offsets`, in words from the arena's beginning. If all rows sample, `slots`
@@ -21,7 +25,7 @@ Promises:
 - Block table changes are sent with the next step, at most one write for each (group, slot). A device that
   replays them has every entry that a token can still attend to. A cancelled step may not have arrived, so
   after it all rows are sent again.
-- Two steps may be under way. A token that is not known yet is a placeholder: it counts, and its id in the
+- Two steps may be under way. A sequence takes no part in another while drafts of it are under way. A token that is not known yet is a placeholder: it counts, and its id in the
   next step is −1 − (its index among the samples of the previous step). Results go to the sequence that the
   step was prepared for, never to a later one in the same slot.
 - A sequence that has ended (finished, failed, cancelled) takes no part in later steps and gets no late
@@ -36,7 +40,7 @@ from typing import NamedTuple
 
 from cpython.array cimport array as c_array, clone, resize_smart
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
-from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 cimport cython
@@ -50,12 +54,14 @@ cdef enum:
     SLOTS_AT_MOST = 1 << 20
     WORDS_AT_MOST = 1 << 30  # of an arena or a table, so that an offset is an int32 and sums do not overflow
     OUTPUT_ROOM_AT_FIRST = 256
+    DRAFTS_AT_MOST = 64  # of a row
 
 cdef enum CountedTokens: ALL, PROMPT, COMPUTED, OUTPUT
 
 cdef dict REFUSALS = {
     BAD_COUNT: "a count must not be negative, nor more than are left to compute",
     CANNOT_CONTINUE: "the sequence has ended, or will with the steps under way",
+    BAD_DRAFTS: "drafts must be ids after the last known token, which leave one below the sequence's limit",
     NO_BLOCKS: "its blocks do not hold them",
     TOO_MANY_TOKENS: "a step cannot have that many in all",
 }
@@ -87,19 +93,27 @@ class SlotChanges(NamedTuple):
 class Committed(NamedTuple):
     """The results of a committed step.
 
-    `keys` (int64), `tokens` and `samples` (int32) [n]: the sequences' keys, their tokens, and the indices of
-    these among the step's samples, ascending. `finished`: (slot, reason, index among the n); reason 1: an
-    end-of-sequence or stop id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the id was
-    not a token. `filled` (int32): slots in which the commit filled another block, by row of the step. Only sequences
-    still in the batch are named; they stay in it.
+    Only sequences still in the batch are named; they stay in it. N of them got n tokens.
+
+    keys: their keys, int64 [N].
+    counts: how many tokens each got, uint8 [N].
+    tokens: the tokens of the first one, then those of the next, int32 [n].
+    samples: the tokens' indices among the step's samples, int32 [n], ascending.
+    finished: (slot, reason, index among the N); reason 1: an end-of-sequence or stop id, 2: max_tokens or
+        max_model_len.
+    failed: (slot, index among the samples): the id was not a token.
+    filled: slots in which the commit filled another block, by row of the step.
+    rewound: slots with drafts that were not accepted, by row of the step.
     """
 
     keys: memoryview
+    counts: memoryview
     tokens: memoryview
     samples: memoryview
     finished: list[tuple[int, int, int]]
     failed: list[tuple[int, int]]
     filled: array
+    rewound: array
 
 
 include "inputbatch/memory.pxi"
@@ -115,6 +129,9 @@ cdef class InputBatch:
     `windows`: by KV cache group, None for full attention, else how many tokens a token attends to, itself
     included. `eos_token_ids` end every sequence that does not ignore them. `arenas`: writable buffers of at
     least `arena_size(...)` bytes each, or their number; with only one, only one step can be under way.
+
+    A row has at most `most_drafts` drafts: those of a slot are the first `num_drafts[slot]` of `drafts[slot]`, int32
+    views that the caller writes, as it does `num_scheduled`. `one_sample_a_row`: no row is to sample more than once.
     """
 
     cdef Batch batch
@@ -125,19 +142,21 @@ cdef class InputBatch:
     cdef int32_t (*endings)[3]  # scratch, [slots]
     cdef tuple table_views
     cdef readonly object num_scheduled
+    cdef readonly object num_drafts
+    cdef readonly object drafts
 
     def __cinit__(
         self,
         *,
         int64_t slots, int64_t max_batched_tokens, int64_t max_model_len, int64_t block_size, int64_t vocab_size,
-        windows=(None,), eos_token_ids=(), arenas=2,
+        windows=(None,), eos_token_ids=(), arenas=2, int64_t most_drafts=0, bint one_sample_a_row=False,
     ):
         cdef Batch *batch = &self.batch
         cdef int32_t group
         windows, eos_token_ids = tuple(windows), tuple(eos_token_ids)
         size = self.arena_size(
             slots=slots, max_batched_tokens=max_batched_tokens, max_model_len=max_model_len,
-            block_size=block_size, groups=len(windows),
+            block_size=block_size, groups=len(windows), most_drafts=most_drafts,
         )
         check_range("vocab_size", vocab_size, 1, INT32_MAX)
         batch.slots, batch.groups = slots, len(windows)
@@ -158,6 +177,11 @@ cdef class InputBatch:
         self.under_way = []
         self.num_scheduled = zeroed(4 * slots).cast("i")
         batch.num_scheduled = <int32_t *>address_of(self.num_scheduled)
+        batch.most_drafts, batch.one_sample_a_row = most_drafts, one_sample_a_row
+        self.num_drafts = zeroed(4 * slots).cast("i")
+        self.drafts = zeroed(4 * slots * max(1, most_drafts)).cast("i", (slots, max(1, most_drafts)))
+        batch.num_drafts = <int32_t *>address_of(self.num_drafts)
+        batch.drafts = <int32_t *>address_of(self.drafts)
         views = []
         for group in range(batch.groups):
             if windows[group] is not None:
@@ -187,6 +211,7 @@ cdef class InputBatch:
     def arena_size(
         *,
         int64_t slots, int64_t max_batched_tokens, int64_t max_model_len, int64_t block_size, int64_t groups=1,
+        int64_t most_drafts=0,
     ) -> int:
         """Return the bytes of the largest step: all tokens of the budget, and all blocks of all rows."""
         check_range("slots", slots, 1, SLOTS_AT_MOST)
@@ -194,7 +219,8 @@ cdef class InputBatch:
         check_range("max_model_len", max_model_len, 2, WORDS_AT_MOST)
         check_range("block_size", block_size, 1, SLOTS_AT_MOST)
         check_range("the number of groups", groups, 1, GROUPS_AT_MOST)
-        rows = min(slots, max_batched_tokens)
+        check_range("most_drafts", most_drafts, 0, DRAFTS_AT_MOST)
+        rows = min(slots * (1 + most_drafts), max_batched_tokens)
         writes = int(groups) * slots * (4 + columns_for(max_model_len, block_size))
         words = HEADER + (2 + groups) * max_batched_tokens + 5 * rows + 1 + writes
         if words > WORDS_AT_MOST:
@@ -369,6 +395,19 @@ cdef class InputBatch:
         cdef int32_t count = slide_window(&self.batch, slot, group, <int32_t *>freed.data.as_ints)
         return freed[:count].tolist()
 
+    def take_unused_blocks(self, int64_t slot) -> tuple[list[int], ...]:
+        """Take the blocks that hold none of a slot's tokens from its row in each table; return their ids by group."""
+        cdef Slot *here = self.occupied(slot)
+        cdef int32_t columns = columns_for(num_tokens(here.sequence), self.batch.block_size)
+        cdef int32_t group, count
+        cdef list taken = []
+        for group in range(self.batch.groups):
+            surplus = clone(INT32S, max(0, self.batch.tables[group].rows[slot].count - columns), False)
+            count = cut_blocks(&self.batch, slot, group, columns, <int32_t *>(<c_array>surplus).data.as_ints)
+            taken.append(surplus.tolist())
+        update_room(&self.batch, slot)
+        return tuple(taken)
+
     def block_table(self, int64_t group) -> memoryview:
         """Return a group's table, int32 [slots, blocks a row]; of a row, `block_counts` entries are valid."""
         check_range("group", group, 0, self.batch.groups - 1)
@@ -379,6 +418,7 @@ cdef class InputBatch:
     def survey(self, max_rows):
         """Set `num_scheduled` to 1 for slots with one token to compute, to 0 for others; return a `Survey`.
 
+        Sets `num_drafts` to 0.
         At most `max_rows` take part, prefills included: those scheduled least recently. A newcomer counts as
         scheduled in the latest step. Ties are broken round robin in the order of admission, after the
         sequence chosen last when not all could be. A sequence takes no part while its last token is under way.
@@ -392,13 +432,24 @@ cdef class InputBatch:
         decodes = survey_rows(&self.batch, max_rows, prefills, &prefill_count, short, &short_count)
         return Survey(decodes, int32s(prefills, prefill_count), int32s(short, short_count))
 
+    def look_up_drafts(self, int64_t ngram, int64_t budget) -> array:
+        """Set drafts of the slots that are scheduled with one token: what followed their last `ngram` tokens before.
+
+        At most `budget` drafts in all. Returns the slots whose blocks do not hold theirs, by row.
+        """
+        cdef int32_t *short = self.batch.scratch
+        cdef int32_t short_count
+        check_range("ngram", ngram, 1, INT32_MAX)
+        look_up_drafts(&self.batch, ngram, min(max(budget, 0), WORDS_AT_MOST), short, &short_count)
+        return int32s(short, short_count)
+
     def prepare_inputs(self):
         """Begin a step of `num_scheduled` tokens by slot; None if all are 0.
 
         Condenses first. Scheduled tokens count as computed from now on. A row that reaches its last token
-        samples, and has a placeholder until the commit. ValueError for a count that is negative or more than
-        is left, a row that takes no part, blocks that do not hold the tokens, or more than
-        `max_batched_tokens`; RuntimeError if two steps (one, with one arena) are under way already.
+        samples, and has a placeholder until the commit. Its drafts count as computed, too. ValueError for a
+        count that is negative or more than is left, a row that takes no part, drafts that are no tokens or do not
+        follow the last known one, blocks that do not hold the tokens, or more than `max_batched_tokens`; RuntimeError if two steps (one, with one arena) are under way already.
         """
         cdef Step step = Step.__new__(Step)
         cdef SequenceState state
@@ -412,12 +463,13 @@ cdef class InputBatch:
             raise ValueError(f"slot {slot}, {self.batch.num_scheduled[slot]} tokens: {REFUSALS[status]}")
         if step.plan.rows == 0:
             return None
-        step.plan.members = <Member *>allocated(step.plan.rows, sizeof(Member))
+        step.plan.members = <Member *>allocated(step.plan.members_count, sizeof(Member))
         for row in range(self.batch.rows_end):
             slot = self.batch.rows[row]
             if slot != NONE and self.batch.num_scheduled[slot] != 0:
                 state = self.states[slot]
-                if num_tokens(&state.sequence) >= state.sequence.capacity:  # of the token that it will sample
+                # Of the tokens that it will sample.
+                if num_tokens(&state.sequence) + self.batch.most_drafts >= state.sequence.capacity:
                     state.reserve(2 * <int64_t>state.sequence.capacity)
         taken = [(<Step>other).arena_index for other in self.under_way]
         self.under_way.append(step)
@@ -431,22 +483,24 @@ cdef class InputBatch:
             pass
         write_step(&self.batch, &step.plan, <int32_t *>address_of(step.words))
         step.number, step.tokens, step.rows = step.plan.number, step.plan.tokens, step.plan.rows
-        step.decodes, step.samples = step.plan.decodes, step.plan.samples
+        step.decodes, step.samples, step.drafts = step.plan.decodes, step.plan.samples, step.plan.drafts
         step.processes_logits = step.plan.processes_logits
         return step
 
     def commit_tokens(self, Step step not None, sampled):
         """End the oldest step under way with its samples, int32 [S]; an id that is not a token means failure.
 
-        Replace each placeholder by its token, and report which sequences have ended. ValueError for another
-        step, or a wrong number of samples.
+        Append to each sequence the samples that it gets, and report which have ended. A sequence whose drafts were
+        not all accepted has fewer computed tokens than before; `take_unused_blocks` returns what they took.
+        ValueError for another step, or a wrong number of samples.
         """
         cdef Py_buffer buffer
         cdef Results results
-        cdef int32_t i, samples = step.plan.samples
-        cdef c_array keys = clone(INT64S, samples, False)
+        cdef int32_t *words
+        cdef int32_t i, samples = step.plan.samples, members = step.plan.members_count
+        cdef c_array keys = clone(INT64S, members, False), counts = clone(UINT8S, members, False)
         cdef c_array tokens = clone(INT32S, samples, False), indices = clone(INT32S, samples, False)
-        cdef c_array filled = clone(INT32S, step.plan.rows, False)
+        cdef c_array filled = clone(INT32S, members, False), rewound = clone(INT32S, members, False)
         int32_buffer(sampled, &buffer, "sampled")
         try:
             if not self.under_way or self.under_way[0] is not step:
@@ -455,16 +509,21 @@ cdef class InputBatch:
                 raise ValueError(f"the step has {samples} samples, not {buffer.shape[0]}")
             del self.under_way[0]
             results = Results(
-                <int64_t *>keys.data.as_longlongs, <int32_t *>tokens.data.as_ints,
-                <int32_t *>indices.data.as_ints, <int32_t *>filled.data.as_ints, self.endings, 0, 0, 0,
+                keys=<int64_t *>keys.data.as_longlongs, counts=counts.data.as_uchars, count=0,
+                tokens=<int32_t *>tokens.data.as_ints, samples=<int32_t *>indices.data.as_ints, tokens_count=0,
+                filled=<int32_t *>filled.data.as_ints, filled_count=0,
+                rewound=<int32_t *>rewound.data.as_ints, rewound_count=0, ended=self.endings, ended_count=0,
             )
-            commit_step(&self.batch, &step.plan, <int32_t *>buffer.buf, &results)
+            words = <int32_t *>address_of(step.words)
+            commit_step(&self.batch, &step.plan, words, <int32_t *>buffer.buf, &results)
         finally:
             PyBuffer_Release(&buffer)
         resize_smart(keys, results.count)
-        resize_smart(tokens, results.count)
-        resize_smart(indices, results.count)
+        resize_smart(counts, results.count)
+        resize_smart(tokens, results.tokens_count)
+        resize_smart(indices, results.tokens_count)
         resize_smart(filled, results.filled_count)
+        resize_smart(rewound, results.rewound_count)
         finished, failed = [], []
         for i in range(results.ended_count):
             slot, reason, place = results.ended[i][0], results.ended[i][1], results.ended[i][2]
@@ -472,7 +531,10 @@ cdef class InputBatch:
                 failed.append((slot, place))
             else:
                 finished.append((slot, reason, place))
-        return Committed(memoryview(keys), memoryview(tokens), memoryview(indices), finished, failed, filled)
+        return Committed(
+            memoryview(keys), memoryview(counts), memoryview(tokens), memoryview(indices), finished, failed, filled,
+            rewound,
+        )
 
     def cancel_step(self, Step step not None) -> list[int]:
         """End a failed step under way, the oldest or not; return the slots of its rows still present.

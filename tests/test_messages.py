@@ -104,6 +104,19 @@ def test_plain_tokens_of_a_step_are_read_as_pairs_of_key_and_token(pairs):
     assert pairs == list(messages.StepOutputs(keys, tokens, [], messages.EngineStatistics()).plain())
 
 
+def test_tokens_of_a_sequence_that_got_several_are_read_in_their_order():
+    keys, tokens = struct.pack("<3q", 7, 8, 9), messages.pack_tokens([1, 2, 3, 4, 5])
+    step = messages.StepOutputs(keys, tokens, [], messages.EngineStatistics(), bytes([1, 3, 1]))
+    assert list(step.plain()) == [(7, 1), (8, 2), (8, 3), (8, 4), (9, 5)]
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 1], [2, 2], [3, 0, 0]])
+def test_step_with_counts_that_do_not_match_is_refused(counts):
+    frame = msgspec.msgpack.encode(["step", bytes(16), bytes(12), [], [], bytes(counts)])
+    with pytest.raises(msgspec.ValidationError, match="do not match"):
+        messages.to_parent_decoder.decode(frame)
+
+
 @pytest.mark.parametrize(("keys", "tokens"), [(8, 0), (0, 4), (8, 8), (16, 4), (12, 6), (9, 4)])
 def test_step_with_different_numbers_of_keys_and_tokens_is_refused(keys, tokens):
     frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
@@ -118,4 +131,4 @@ def test_version_of_the_protocol_is_that_of_its_messages():
     nested = (messages.Ready, messages.StepOutputs, messages.Output, messages.EngineStatistics)
     fields = [(kind.__name__, kind.__struct_fields__) for kind in (*kinds, *nested, Grant, Sampling)]
     digest = hashlib.sha256(repr(fields).encode()).hexdigest()[:12]
-    assert {3: "e8694259c74d"}[messages.PROTOCOL_VERSION] == digest
+    assert {4: "c2413026b5d7"}[messages.PROTOCOL_VERSION] == digest

@@ -91,6 +91,7 @@ class FormulaRunner:
     """Ends each sequence at its length, and adds up the simulated time of the steps."""
 
     overlaps = False
+    samples_several = True
     arenas = 2
 
     def __init__(self, lengths: Lengths) -> None:

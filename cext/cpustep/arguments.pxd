@@ -80,7 +80,7 @@ cdef inline list read_step(
     step.tokens, step.rows, step.samples = <int> len(ids), <int> len(lengths), <int> len(samples)
     step.input_ids, step.positions, step.query_starts = &ids[0], &places[0], &starts[0]
     step.sequence_lengths, step.slots = &lengths[0], &rows[0]
-    step.sample_rows = &samples[0] if len(samples) else NULL
+    step.sample_tokens = &samples[0] if len(samples) else NULL
     step.logits = &out[0, 0] if len(samples) else NULL
     step.logits_stride = shape.vocabulary
     for group in range(shape.groups):

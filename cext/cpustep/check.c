@@ -66,9 +66,9 @@ int check_step(const Model *model, const Step *step, char *reason, size_t room)
     for (int row = 0; row < step->rows; row++)
         if (check_row(model, step, row, reason, room)) return 1;
     for (int s = 0; s < step->samples; s++)
-        if (step->sample_rows[s] < 0 || step->sample_rows[s] >= step->rows ||
-            (s > 0 && step->sample_rows[s] <= step->sample_rows[s - 1]))
-            return refuse(reason, room, "sample_rows[%d]: %d; rows from 0 to %d must ascend", s, step->sample_rows[s],
-                          step->rows - 1);
+        if (step->sample_tokens[s] < 0 || step->sample_tokens[s] >= step->tokens ||
+            (s > 0 && step->sample_tokens[s] <= step->sample_tokens[s - 1]))
+            return refuse(reason, room, "sample_tokens[%d]: %d; tokens from 0 to %d must ascend", s,
+                          step->sample_tokens[s], step->tokens - 1);
     return 0;
 }

@@ -3,7 +3,7 @@
  * Owns the packed weights, the pages of the KV cache and the buffers between layers. It has no notion of
  * Python, sequences or samplers. Everything here trusts its arguments; `check.c` validates a step first.
  *
- * Names: T tokens of a step, all sequences flattened; B sequences (rows of the step); S rows that sample;
+ * Names: T tokens of a step, all sequences flattened; B sequences (rows of the step); S tokens with logits, to sample;
  * H query heads, K KV heads, G = H / K, D channels a head, C hidden channels. A size with the suffix p is
  * padded with zeros to a multiple of 32. In matrices, M is rows of activations, N outputs and K inputs.
  *
@@ -146,7 +146,7 @@ typedef struct {
 } Task;
 
 typedef struct {
-    Task *tasks, *last_tasks;   /* for all layers but the last; for the last, with sampled rows only */
+    Task *tasks, *last_tasks;   /* for all layers but the last; for the last, with sampled tokens only */
     Task *merges, *last_merges; /* the partial results of chunk_first … chunk_last begin at `partial` */
     int task_count, last_task_count, merge_count, last_merge_count;
 } Plan;
@@ -169,7 +169,7 @@ typedef struct {
 
     /* Buffers between the layers. Rows of float32 unless they are activations. */
     float *stream;                   /* [T][Cp] the residual stream */
-    float *sampled;                  /* [T][Cp] the rows of it that sample */
+    float *sampled;                  /* [T][Cp] the rows of it that have logits */
     float *branch;                   /* [T][Cp] the result of attention or MLP, if it is normalized first */
     float *qkv;                      /* [T][(H + 2K)·D padded] */
     float *angles[ROPES_AT_MOST];    /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
@@ -191,7 +191,7 @@ typedef struct {
     const int32_t *slot_mapping[GROUPS_AT_MOST]; /* [T] block · 16 + offset */
     const int32_t *query_starts;                 /* [B + 1] */
     const int32_t *sequence_lengths, *slots;     /* [B] */
-    const int32_t *sample_rows;                  /* [S] ascending */
+    const int32_t *sample_tokens;                /* [S] ascending: indices of tokens, several of a row or none */
     const int32_t *tables[GROUPS_AT_MOST];       /* [table_rows][table_width] */
     int table_rows[GROUPS_AT_MOST], table_width[GROUPS_AT_MOST];
     float *logits; /* [S][logits_stride] */

@@ -51,7 +51,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
         const int32_t *query_starts
         const int32_t *sequence_lengths
         const int32_t *slots
-        const int32_t *sample_rows
+        const int32_t *sample_tokens
         const int32_t *tables[8]
         int table_rows[8]
         int table_width[8]

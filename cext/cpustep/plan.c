@@ -40,12 +40,13 @@ static Task make_task(Planner *planner, int row, int first, int count, int outpu
     return task;
 }
 
-/* Add the tasks of `count` rows of queries from `first` on. */
-static void add_tasks(Planner *planner, int row, int first, int count, int output, Task *tasks, int *task_count,
-                      Task *merges, int *merge_count)
+/* Add the tasks of `count` rows of queries from `first` on. Tiles round otherwise than vectors do, so they are only for
+ * prompts: `tiled` is whether tiles may be used. */
+static void add_tasks(Planner *planner, int row, int first, int count, int output, int tiled, Task *tasks,
+                      int *task_count, Task *merges, int *merge_count)
 {
     int G = planner->heads_of_group;
-    int tiled = planner->model->kernels->tiles && count >= TILED_FROM && count > G;
+    tiled = tiled && planner->model->kernels->tiles && count >= TILED_FROM && count > G;
     for (int done = 0, size; done < count; done += size) {
         size = count - done < ROWS_AT_ONCE ? count - done : ROWS_AT_ONCE;
         int output_row = output + (first + done) / G - first / G;
@@ -70,16 +71,18 @@ static void add_tasks(Planner *planner, int row, int first, int count, int outpu
 /* Return the maximum number of tasks in each of a group's four lists. */
 static size_t bound_tasks(const Step *step, int G, int split)
 {
-    size_t bound = 0;
+    size_t bound = 0, of_token = G / ROWS_AT_ONCE + 1;
     for (int row = 0; row < step->rows; row++) {
         size_t tokens = (size_t)(step->query_starts[row + 1] - step->query_starts[row]);
-        size_t pieces = tokens * G / ROWS_AT_ONCE + 1 + G / ROWS_AT_ONCE + 1;
-        bound += pieces * (split ? (size_t)(step->sequence_lengths[row] / CHUNK + 2) : 1);
+        size_t pieces = tokens * G / ROWS_AT_ONCE + 2, samples = (size_t)step->samples;
+        if (samples > tokens) samples = tokens;
+        bound += (pieces + samples * of_token) * (split ? (size_t)(step->sequence_lengths[row] / CHUNK + 2) : 1);
     }
     return bound;
 }
 
-/* Add the tasks of all rows of the step; with `last`, of the newest token of each row that samples. */
+/* Add the tasks of all rows of the step; with `last`, of the tokens to sample. What a row computes after its first
+ * sample is computed as if each token were a step of its own. */
 static int add_rows(Planner *planner, int last, Task *tasks, Task *merges, int *merge_count)
 {
     const Step *step = planner->step;
@@ -87,15 +90,19 @@ static int add_rows(Planner *planner, int last, Task *tasks, Task *merges, int *
     planner->partial = 0;
     *merge_count = 0;
     if (last) {
-        for (int s = 0; s < step->samples; s++) {
-            int row = step->sample_rows[s];
-            add_tasks(planner, row, (step->query_starts[row + 1] - 1) * G, G, s, tasks, &count, merges, merge_count);
+        for (int s = 0, row = 0; s < step->samples; s++) {
+            int token = step->sample_tokens[s];
+            while (step->query_starts[row + 1] <= token) row++;
+            add_tasks(planner, row, token * G, G, s, 0, tasks, &count, merges, merge_count);
         }
         return count;
     }
+    int sample = step->samples;
     for (int row = step->rows - 1; row >= 0; row--) { /* prefills are last in a step and take longest */
-        int first = step->query_starts[row], tokens = step->query_starts[row + 1] - first;
-        add_tasks(planner, row, first * G, tokens * G, first, tasks, &count, merges, merge_count);
+        int first = step->query_starts[row], end = step->query_starts[row + 1], then = end;
+        while (sample > 0 && step->sample_tokens[sample - 1] >= first) then = step->sample_tokens[--sample] + 1;
+        add_tasks(planner, row, first * G, (then - first) * G, first, 1, tasks, &count, merges, merge_count);
+        add_tasks(planner, row, then * G, (end - then) * G, then, 0, tasks, &count, merges, merge_count);
     }
     return count;
 }

@@ -185,11 +185,11 @@ static void run_layer(const Worker *worker, int index)
         finish_layer(worker, layer, model->stream, step->tokens, model->layers[index + 1].vectors[ATTENTION_NORM]);
         return;
     }
-    /* After the last keys and values, only the rows that sample are needed. */
+    /* After the last keys and values, only the tokens that are sampled after are needed. */
     FOR_SHARE(worker, s, step->samples)
     {
-        int token = step->query_starts[step->sample_rows[s] + 1] - 1;
-        memcpy(model->sampled + (long)s * hidden, model->stream + (long)token * hidden, hidden * sizeof(float));
+        const float *stream = model->stream + (long)step->sample_tokens[s] * hidden;
+        memcpy(model->sampled + (long)s * hidden, stream, hidden * sizeof(float));
     }
     wait_for_all(worker->team, worker->thread);
     if (!step->samples) return;

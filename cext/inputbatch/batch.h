@@ -17,7 +17,7 @@ enum {
 
 /* The sections of a step, in the order of their offsets in the header. */
 enum {
-    INPUT_IDS, POSITIONS, SLOT_MAPPING, QUERY_STARTS, SEQUENCE_LENGTHS, SLOTS, SAMPLE_ROWS, SAMPLE_SLOTS,
+    INPUT_IDS, POSITIONS, SLOT_MAPPING, QUERY_STARTS, SEQUENCE_LENGTHS, SLOTS, SAMPLE_TOKENS, SAMPLE_SLOTS,
     BLOCK_WRITES
 };
 
@@ -31,7 +31,7 @@ typedef struct {
     int32_t prompt_length;
     int32_t length;         /* committed tokens, prompt and output */
     int32_t pending;        /* placeholders: tokens that steps under way will sample */
-    int32_t computed;       /* tokens in the KV cache when all prepared steps are done */
+    int32_t computed;       /* tokens in the KV cache when all prepared steps are done, drafts included */
     int32_t committed;      /* tokens in the KV cache now */
     int32_t max_tokens;
     int32_t min_tokens;
@@ -41,6 +41,7 @@ typedef struct {
     int32_t stop_count;
     bool ignore_eos;
     bool processes_logits;  /* whether its logits are processed on the host */
+    bool may_have_drafts;
 } Sequence;
 
 typedef struct {
@@ -51,6 +52,7 @@ typedef struct {
     int32_t limit;          /* length at which the sequence ends */
     int32_t room;           /* tokens that the blocks of every group hold */
     int32_t sample;         /* index of its newest placeholder among its step's samples */
+    bool drafts;            /* a step under way has drafts of it */
     bool ended;             /* it has finished, failed or been cancelled, and is to be removed */
     bool left_out;          /* scratch of `survey_rows` */
 } Slot;
@@ -79,6 +81,10 @@ typedef struct {
     int32_t max_batched_tokens, max_model_len;
     Slot *by_slot;
     int32_t *num_scheduled; /* [slots] */
+    int32_t most_drafts;    /* of a row; 0: `num_drafts` is not read */
+    int32_t *num_drafts;    /* [slots] */
+    int32_t *drafts;        /* [slots, most_drafts], at least one column */
+    bool one_sample_a_row;  /* what a row would sample after its first sample becomes rows of one token */
     Table tables[GROUPS_AT_MOST];
     int32_t *eos;
     int32_t eos_count;
@@ -95,38 +101,46 @@ typedef struct {
     int32_t *scratch;       /* [2, slots] */
 } Batch;
 
-/* A row of a step: a sequence, and how many of its tokens are computed. */
+/* A sequence in a step: how many of its tokens are computed, and the drafts after them. With `samples` it samples
+ * once after its last token, and once after each draft. */
 typedef struct {
     int64_t version;
     int32_t slot;
-    int32_t count;
+    int32_t count, drafts;
+    int32_t drafts_from;    /* index of its first draft among the step's tokens */
     bool samples;
 } Member;
 
 typedef struct {
     int64_t number;
-    int32_t groups, tokens, rows, decodes, samples;
+    int32_t groups, members_count, tokens, rows, decodes, samples, drafts;
+    bool one_sample_each;   /* each row samples exactly once */
     bool processes_logits;  /* of a row that samples */
     int32_t starts[SECTIONS];
     int32_t end;
-    Member *members;        /* [rows]; belongs to the caller */
+    Member *members;        /* [members_count], in the order of their rows; belongs to the caller */
 } StepPlan;
 
-/* The results of a commit, in arrays of the caller with an entry for each sample (`filled`: each row). */
+/* The results of a commit, in arrays of the caller: an entry of `tokens` and `samples` for each token, of the others
+ * for each sequence. */
 typedef struct {
     int64_t *keys;
-    int32_t *tokens, *samples, count;
+    uint8_t *counts;        /* tokens of each */
+    int32_t count;
+    int32_t *tokens, *samples, tokens_count;
     int32_t *filled, filled_count;
-    int32_t (*ended)[3], ended_count; /* slot, reason, index among the results (FAILED: the samples) */
+    int32_t *rewound, rewound_count;
+    int32_t (*ended)[3], ended_count; /* slot, reason, index among the keys (FAILED: the samples) */
 } Results;
 
 static inline int32_t num_tokens(const Sequence *sequence) { return sequence->length + sequence->pending; }
 static inline int32_t tokens_left(const Sequence *sequence) { return num_tokens(sequence) - sequence->computed; }
 
-/* Whether it can be in another step: it has not ended, nor will with the steps under way. */
+/* Whether it can be in another step: it has not ended, nor will with the steps under way, and no drafts of it are
+ * under way, of which nobody knows how many will be accepted. */
 static inline bool can_continue(const Slot *slot)
 {
-    return !slot->ended && num_tokens(slot->sequence) < slot->limit;
+    return !slot->ended && !slot->drafts && num_tokens(slot->sequence) < slot->limit;
 }
 
 /* rows.c */
@@ -137,12 +151,18 @@ int32_t add_sequence(Batch *batch, int32_t slot, Sequence *sequence);
 void remove_sequence(Batch *batch, int32_t slot);
 /* Move the last row to the lowest hole. Return false if no hole is left, and then none is at the end either. */
 bool move_last_row(Batch *batch, int32_t *source, int32_t *target);
-/* Set `num_scheduled` to 1 for slots with one token left, else to 0. Return how many; list the others that take
+/* Set `num_scheduled` to 1 for slots with one token left, else to 0, and `num_drafts` to 0. Return how many; list the others that take
  * part by admission, and, by row, those of the first that have full blocks. Both lists have room for all slots. */
 int32_t survey_rows(Batch *batch, int32_t max_rows, int32_t *prefills, int32_t *prefill_count, int32_t *full,
                     int32_t *full_count);
 /* List the slots that lost or got a sequence after version `since`; return how many got one. */
 int32_t list_changes(const Batch *batch, int64_t since, int32_t *removed, int32_t *removed_count, int32_t *added);
+
+/* drafts.c */
+
+/* Set the drafts of the sequences that decode, whose last token is known, by prompt lookup: what followed their last
+ * `ngram` tokens before. Return how many there are, at most `budget`; list the slots whose blocks do not hold theirs. */
+int32_t look_up_drafts(Batch *batch, int32_t ngram, int32_t budget, int32_t *full, int32_t *full_count);
 
 /* tables.c */
 
@@ -152,6 +172,8 @@ void update_room(Batch *batch, int32_t slot);
 int32_t hidden_blocks(const Batch *batch, int32_t group, int32_t committed);
 /* Drop the blocks that have slid out of the window; return how many, with their ids in `freed`. */
 int32_t slide_window(Batch *batch, int32_t slot, int32_t group, int32_t *freed);
+/* Drop the blocks from column `columns` on; return how many, with their ids in `freed`. Call `update_room` then. */
+int32_t cut_blocks(Batch *batch, int32_t slot, int32_t group, int32_t columns, int32_t *freed);
 /* Write the changes since the last call, as in `Step.block_writes`; return the number of words. */
 int32_t send_changes(Batch *batch, int32_t *words, int32_t *writes);
 /* Send all table rows again. */
@@ -159,14 +181,15 @@ void resend_tables(Batch *batch);
 
 /* step.c */
 
-typedef enum { STEP_OK, BAD_COUNT, CANNOT_CONTINUE, NO_BLOCKS, TOO_MANY_TOKENS } StepStatus;
+typedef enum { STEP_OK, BAD_COUNT, CANNOT_CONTINUE, BAD_DRAFTS, NO_BLOCKS, TOO_MANY_TOKENS } StepStatus;
 
-/* Check `num_scheduled` and count the step's rows and tokens. If refused, `slot` is the offending one. */
+/* Check `num_scheduled` and the drafts, and count the step's rows and tokens. If refused, `slot` is the offending one. */
 StepStatus plan_step(const Batch *batch, StepPlan *step, int32_t *slot);
 /* Write a planned step into `words`. There must be no holes, and room for each sample in its sequence. */
 void write_step(Batch *batch, StepPlan *step, int32_t *words);
-/* Give a step's samples to its sequences, and report which have ended. */
-void commit_step(Batch *batch, const StepPlan *step, const int32_t *sampled, Results *results);
+/* Give a step's samples to its sequences, and report which have ended. A sequence gets the sample after its last
+ * token, and the one after each draft as long as the draft is what it got before. `words` are the step's. */
+void commit_step(Batch *batch, const StepPlan *step, const int32_t *words, const int32_t *sampled, Results *results);
 /* End the sequences of a step without results. Return how many were still present, with their slots. */
 int32_t cancel_step(Batch *batch, const StepPlan *step, int32_t *slots);
 

@@ -1,13 +1,13 @@
 """The structures and functions of `batch.h`."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 
 cdef extern from "inputbatch/batch.h":
     enum: NONE, HEADER, SECTIONS, GROUPS_AT_MOST, FAILED
-    enum: INPUT_IDS, POSITIONS, SLOT_MAPPING, QUERY_STARTS, SEQUENCE_LENGTHS, SLOTS, SAMPLE_ROWS, SAMPLE_SLOTS
+    enum: INPUT_IDS, POSITIONS, SLOT_MAPPING, QUERY_STARTS, SEQUENCE_LENGTHS, SLOTS, SAMPLE_TOKENS, SAMPLE_SLOTS
     enum: BLOCK_WRITES
-    enum: STEP_OK, BAD_COUNT, CANNOT_CONTINUE, NO_BLOCKS, TOO_MANY_TOKENS
+    enum: STEP_OK, BAD_COUNT, CANNOT_CONTINUE, BAD_DRAFTS, NO_BLOCKS, TOO_MANY_TOKENS
 
     ctypedef struct Sequence:
         int64_t key
@@ -15,7 +15,7 @@ cdef extern from "inputbatch/batch.h":
         int32_t capacity, prompt_length, length, pending, computed, committed, max_tokens, min_tokens, slot, largest
         int32_t *stops
         int32_t stop_count
-        bint ignore_eos, processes_logits
+        bint ignore_eos, processes_logits, may_have_drafts
 
     ctypedef struct Slot:
         Sequence *sequence
@@ -37,6 +37,10 @@ cdef extern from "inputbatch/batch.h":
         int32_t slots, groups, columns, block_size, vocab_size, largest_block, max_batched_tokens, max_model_len
         Slot *by_slot
         int32_t *num_scheduled
+        int32_t most_drafts
+        int32_t *num_drafts
+        int32_t *drafts
+        bint one_sample_a_row
         Table tables[GROUPS_AT_MOST]
         int32_t *eos
         int32_t eos_count
@@ -48,18 +52,24 @@ cdef extern from "inputbatch/batch.h":
 
     ctypedef struct StepPlan:
         int64_t number
-        int32_t groups, tokens, rows, decodes, samples, end
+        int32_t groups, members_count, tokens, rows, decodes, samples, drafts, end
         bint processes_logits
         int32_t starts[SECTIONS]
         Member *members
 
     ctypedef struct Results:
         int64_t *keys
+        uint8_t *counts
+        int32_t count
         int32_t *tokens
         int32_t *samples
+        int32_t tokens_count
         int32_t *filled
+        int32_t filled_count
+        int32_t *rewound
+        int32_t rewound_count
         int32_t (*ended)[3]
-        int32_t count, filled_count, ended_count
+        int32_t ended_count
 
     int32_t num_tokens(const Sequence *sequence)
     int32_t tokens_left(const Sequence *sequence)
@@ -73,7 +83,10 @@ cdef extern from "inputbatch/batch.h":
     void update_room(Batch *batch, int32_t slot)
     int32_t hidden_blocks(const Batch *batch, int32_t group, int32_t committed)
     int32_t slide_window(Batch *batch, int32_t slot, int32_t group, int32_t *freed)
+    int32_t cut_blocks(Batch *batch, int32_t slot, int32_t group, int32_t columns, int32_t *freed)
+    int32_t look_up_drafts(Batch *batch, int32_t ngram, int32_t budget, int32_t *full, int32_t *full_count)
     int plan_step(const Batch *batch, StepPlan *step, int32_t *slot)
     void write_step(Batch *batch, StepPlan *step, int32_t *words)
-    void commit_step(Batch *batch, const StepPlan *step, const int32_t *sampled, Results *results)
+    void commit_step(Batch *batch, const StepPlan *step, const int32_t *words, const int32_t *sampled,
+                     Results *results)
     int32_t cancel_step(Batch *batch, const StepPlan *step, int32_t *slots)

@@ -2,6 +2,7 @@
 
 cdef c_array INT32S = array("i")
 cdef c_array INT64S = array("q")
+cdef c_array UINT8S = array("B")
 
 
 cdef c_array int32s(const int32_t *numbers, Py_ssize_t count):

@@ -22,6 +22,7 @@ int32_t add_sequence(Batch *batch, int32_t slot, Sequence *sequence)
     };
     sequence->slot = slot;
     batch->num_scheduled[slot] = 0;
+    batch->num_drafts[slot] = 0;
     batch->rows[row] = slot;
     if (row == batch->rows_end) batch->rows_end++;
     batch->sequences++;
@@ -40,6 +41,7 @@ void remove_sequence(Batch *batch, int32_t slot)
     left->sequence = NULL;
     left->version = ++batch->version;
     batch->num_scheduled[slot] = 0;
+    batch->num_drafts[slot] = 0;
     batch->rows[left->row] = NONE;
     if (left->row < batch->first_hole) batch->first_hole = left->row;
     batch->sequences--;
@@ -97,6 +99,7 @@ int32_t survey_rows(Batch *batch, int32_t max_rows, int32_t *prefills, int32_t *
         if (slot == NONE) continue;
         const Slot *here = &batch->by_slot[slot];
         batch->num_scheduled[slot] = 0;
+        batch->num_drafts[slot] = 0;
         if (!can_continue(here) || (!all && here->left_out)) continue;
         if (tokens_left(here->sequence) > 1) {
             batch->turns[prefilling++] = (Turn){0, here->version, slot};

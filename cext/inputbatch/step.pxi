@@ -2,7 +2,7 @@
 
 Offsets = namedtuple(
     "Offsets",
-    "input_ids positions slot_mapping query_starts sequence_lengths slots sample_rows sample_slots block_writes",
+    "input_ids positions slot_mapping query_starts sequence_lengths slots sample_tokens sample_slots block_writes",
     module=__name__,
 )
 Offsets.__doc__ = "The beginnings of a step's sections, in int32 words from the beginning of its arena."
@@ -12,16 +12,17 @@ Offsets.__doc__ = "The beginnings of a step's sections, in int32 words from the 
 @cython.no_gc  # it refers to views only
 @cython.freelist(4)
 cdef class Step:
-    """One prepared step: T tokens of B rows, S of which sample. Its sections are int32 views into its arena.
+    """One prepared step: T tokens of B rows, with S samples. Its sections are int32 views into its arena.
 
     Valid until the arena is used again, in turn with the others. The first `decodes` rows have one token,
-    which samples. The index of sample s among the step's tokens is query_starts[sample_rows[s] + 1] − 1.
+    which samples. Another row samples after none of its tokens, after its last one, or with drafts after
+    its last known token and each draft.
     """
 
     cdef StepPlan plan
     cdef object words       # the whole arena
     cdef readonly int64_t number
-    cdef readonly int32_t arena_index, tokens, rows, decodes, samples
+    cdef readonly int32_t arena_index, tokens, rows, decodes, samples, drafts
     cdef readonly bint processes_logits     # whether logits that it samples from are processed on the host
 
     def __dealloc__(self):
@@ -73,9 +74,9 @@ cdef class Step:
         return self.section(SLOTS, self.rows)
 
     @property
-    def sample_rows(self) -> memoryview:
-        """[S], ascending."""
-        return self.section(SAMPLE_ROWS, self.samples)
+    def sample_tokens(self) -> memoryview:
+        """[S], ascending: the indices of the tokens after which a token is sampled."""
+        return self.section(SAMPLE_TOKENS, self.samples)
 
     @property
     def sample_slots(self) -> memoryview:

@@ -36,6 +36,16 @@ int32_t slide_window(Batch *batch, int32_t slot, int32_t group, int32_t *freed)
     return count;
 }
 
+int32_t cut_blocks(Batch *batch, int32_t slot, int32_t group, int32_t columns, int32_t *freed)
+{
+    TableRow *row = &batch->tables[group].rows[slot];
+    int32_t count = row->count > columns ? row->count - columns : 0;
+    memcpy(freed, blocks_of(batch, group, slot) + columns, count * sizeof *freed);
+    row->count -= count;
+    if (row->unsent > row->count) row->unsent = row->count;
+    return count;
+}
+
 int32_t send_changes(Batch *batch, int32_t *words, int32_t *writes)
 {
     int32_t *end = words;

@@ -7,7 +7,8 @@ A malformed message ends the connection of the client that sent it.
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from fairlead.job import FinishReason, Sampling, TokenLogprob
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
 # Of the messages between an engine and its clients: increased when one of them changes.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 # A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection, 1 or more.
 KEY_BITS = 40
 
@@ -190,7 +191,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
     Since the start: `steps`, which took `step_s` seconds and computed `step_tokens` tokens in all;
     `prompt_tokens` and `generated_tokens`; `preemptions`; the prefix cache's `prefix_queries` and
     `prefix_hits`, in tokens looked up and found. Now: `cached_tokens` in the prefix cache, and `cache_usage`,
-    the fraction of the blocks that running sequences hold (0…1).
+    the fraction of the blocks that running sequences hold (0…1). `draft_tokens` were computed ahead of their
+    turn, and `accepted_tokens` of them were right.
     """
 
     running: int = 0
@@ -208,6 +210,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
     cache_usage: float = 0.0
     step_s: float = 0.0
     step_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag="attached"):
@@ -226,24 +230,35 @@ class AttachRefused(msgspec.Struct, frozen=True, array_like=True, tag="attach_re
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """One engine step's outputs for all sequences of a connection. Also answers messages that need no step.
 
-    Of a sequence that got one more token and nothing else, `keys` has the key (little-endian int64), and
-    `tokens` the token (int32) at the same index. Everything else is in `outputs`. No sequence is in both.
+    No sequence is both in `keys` and in `outputs`.
+
+    keys: the sequences that got tokens and nothing else, little-endian int64.
+    tokens: the tokens of the first one, then those of the next, little-endian int32.
+    outputs: everything else.
+    counts: how many tokens each of `keys` got, a byte each; empty: each got one.
     """
 
     keys: bytes
     tokens: bytes
     outputs: list[Output]
     statistics: EngineStatistics
+    counts: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(self.keys) % 8 or len(self.keys) != 2 * len(self.tokens):
-            raise ValueError(f"{len(self.keys)} bytes of keys and {len(self.tokens)} of tokens do not match")
+        rows = len(self.keys) // 8
+        tokens = sum(self.counts) if self.counts else rows
+        if len(self.keys) % 8 or len(self.tokens) != 4 * tokens or len(self.counts) not in {0, rows}:
+            raise ValueError(
+                f"{len(self.keys)} bytes of keys, {len(self.counts)} counts and {len(self.tokens)} bytes of "
+                "tokens do not match"
+            )
 
     def plain(self) -> Iterator[tuple[int, int]]:
-        """Return the pairs of key and token id."""
-        count = len(self.tokens) // 4
-        keys = struct.unpack(f"<{count}q", self.keys)
-        return zip(keys, struct.unpack(f"<{count}i", self.tokens), strict=True)
+        """Return the pairs of key and token id, a sequence's tokens in their order."""
+        keys: Iterable[int] = struct.unpack(f"<{len(self.keys) // 8}q", self.keys)
+        if self.counts:
+            keys = chain.from_iterable(map(repeat, keys, self.counts))
+        return zip(keys, struct.unpack(f"<{len(self.tokens) // 4}i", self.tokens), strict=True)
 
 
 FromParent = WorkerSpec | Ping | Epoch

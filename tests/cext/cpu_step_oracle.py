@@ -246,7 +246,7 @@ class SequenceDriver:
         """Return the arguments of `run` for rows of (sequence, tokens to compute)."""
         ids, positions, starts, lengths, slots, samples = [], [], [0], [], [], []
         mapping = [[] for _ in self.tables]
-        for row, (sequence, count) in enumerate(rows):
+        for sequence, count in rows:
             start, end = sequence.computed, sequence.computed + count
             ids += sequence.token_ids[start:end]
             positions += range(start, end)
@@ -254,7 +254,7 @@ class SequenceDriver:
             lengths.append(end)
             slots.append(sequence.slot)
             if end == len(sequence.token_ids):
-                samples.append(row)
+                samples.append(len(ids) - 1)
             for group, table in enumerate(self.tables):
                 self.slide(table[sequence.slot], group, start)
                 for column in range(start // BLOCK, (end - 1) // BLOCK + 1):
@@ -271,7 +271,7 @@ class SequenceDriver:
             "sequence_lengths": int32(lengths),
             "slots": int32(slots),
             "block_tables": tuple(self.tables),
-            "sample_rows": int32(samples),
+            "sample_tokens": int32(samples),
             "logits": np.full((len(samples), self.network.vocab_size), np.nan, dtype=np.float32),
         }
 
@@ -291,7 +291,9 @@ class SequenceDriver:
         self.model.run(**arguments)
         for sequence, count in rows:
             sequence.computed += count
-        sampled = [rows[row][0].slot for row in arguments["sample_rows"]]
+        ends = set(arguments["sample_tokens"])
+        starts = arguments["query_starts"]
+        sampled = [rows[row][0].slot for row in range(len(rows)) if starts[row + 1] - 1 in ends]
         return dict(zip(sampled, arguments["logits"], strict=True))
 
 

@@ -26,7 +26,7 @@ SECTIONS = (
     "query_starts",
     "sequence_lengths",
     "slots",
-    "sample_rows",
+    "sample_tokens",
     "sample_slots",
 )
 COLUMNS = ("num_tokens", "num_prompt_tokens", "num_computed_tokens", "output_tokens")
@@ -62,6 +62,7 @@ impossible_samplings = st.sampled_from(
         {"prompt": array("q", [1])},
     ]
 )
+draftings = st.none() | st.tuples(st.integers(1, 3), st.lists(token_ids, max_size=4))
 impossible_counts = st.dictionaries(slots, st.sampled_from([-1, 1, 1, 2, 3, 100, 2**31 - 1]), max_size=4)
 
 
@@ -95,6 +96,8 @@ class InputBatchMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3, 4]),
         windows=st.sampled_from([(None,), (3,), (None, 5), (4, None, 1)]),
         arenas=st.sampled_from([1, 2, 2, 3]),
+        most_drafts=st.sampled_from([0, 1, 4]),
+        one_sample_a_row=st.booleans(),
     )
     def begin(self, size, **options):
         options |= {"slots": size, "vocab_size": VOCABULARY, "eos_token_ids": EOS} | self.fixed_options
@@ -244,11 +247,12 @@ class InputBatchMachine(RuleBasedStateMachine):
         max_rows=st.sampled_from([0, 1, 2, 3, 100, 100, 100, 100]),
         chunk=st.sampled_from([1, 2, 5, 100, 100]),
         excluded=st.sets(slots, max_size=2),
+        drafting=draftings,
     )
-    def step(self, max_rows, chunk, excluded):
-        self.step_once(max_rows, chunk, excluded)
+    def step(self, max_rows, chunk, excluded, drafting):
+        self.step_once(max_rows, chunk, excluded, drafting)
 
-    def step_once(self, max_rows, chunk, excluded):
+    def step_once(self, max_rows, chunk, excluded, drafting=None):
         """Prepare a step as a scheduler does: survey, allocate blocks, set prefill counts, prepare."""
         _, survey = self.both("survey", max_rows)
         self.check_survey(survey, max_rows)
@@ -265,7 +269,36 @@ class InputBatchMachine(RuleBasedStateMachine):
             self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = amount
         for slot in excluded & self.in_batch.keys():
             self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = 0
+        if drafting is not None:
+            self.draft(budget, *drafting)
         self.prepare()
+
+    def draft(self, budget, ngram, drafts):
+        """Look up drafts, and set others where there is room for them."""
+        _, short = self.both("look_up_drafts", ngram, budget)
+        for slot in self.in_batch:
+            state = self.oracle.state(slot)
+            is_last = self.oracle.num_scheduled[slot] == state.num_tokens - state.computed > 0
+            if drafts and is_last and not state.pending:
+                amount = min(len(drafts), self.oracle.most_drafts)
+                self.set_drafts(slot, amount, drafts)
+                budget -= amount
+            amount = self.oracle.num_drafts[slot]
+            assert list(self.oracle.drafts[slot : slot + 1].tolist()[0])[:amount] == self.drafted(slot)
+            need = -(-(state.computed + self.oracle.num_scheduled[slot] + amount) // self.block_size)
+            missing = [max(need - held, 0) for held in self.oracle.block_counts(slot)]
+            if amount and any(missing):
+                assert drafts or slot in short
+                self.both("append_block_ids", slot, tuple(map(self.new_blocks, missing)))
+
+    def set_drafts(self, slot, amount, drafts):
+        for batch in (self.oracle, self.batch):
+            batch.num_drafts[slot] = amount
+            for index, draft in enumerate(drafts[: batch.drafts.shape[1]]):
+                batch.drafts[slot, index] = draft
+
+    def drafted(self, slot):
+        return self.batch.drafts.tolist()[slot][: self.batch.num_drafts[slot]]
 
     def check_survey(self, survey, max_rows):
         assert survey.decodes + len(survey.prefills) <= max_rows
@@ -273,11 +306,16 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert self.oracle.num_scheduled[slot] == self.batch.num_scheduled[slot]
             assert not (slot in self.ended and self.batch.num_scheduled[slot])
 
-    @rule(counts=impossible_counts)
-    def prepare_invalid_counts(self, counts):
-        """Prepare a step with counts that are mostly invalid."""
+    @rule(
+        counts=impossible_counts,
+        amount=st.sampled_from([0, 0, -1, 1, 2, 5]),
+        draft=st.sampled_from([-1, 1, VOCABULARY]),
+    )
+    def prepare_invalid_counts(self, counts, amount, draft):
+        """Prepare a step with counts or drafts that are mostly invalid."""
         for slot in self.in_batch:
             self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = counts.get(slot, 0)
+            self.set_drafts(slot, amount, [draft] * 4)
         self.prepare()
 
     def prepare(self):
@@ -295,7 +333,16 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.replay_writes(actual[1])
 
     def check_equal(self, actual, expected):
-        names = ("number", "tokens", "rows", "decodes", "samples", "processes_logits", "arena_index")
+        names = (
+            "number",
+            "tokens",
+            "rows",
+            "decodes",
+            "samples",
+            "drafts",
+            "processes_logits",
+            "arena_index",
+        )
         for name in (*names, *SECTIONS):
             assert plain(getattr(expected, name)) == plain(getattr(actual, name)), name
         assert plain(expected.slot_mapping) == plain(actual.slot_mapping)
@@ -309,15 +356,20 @@ class InputBatchMachine(RuleBasedStateMachine):
         assert all(start <= end for start, end in pairwise(starts))
         assert (starts[0], starts[-1]) == (0, step.tokens)
         assert list(range(step.decodes + 1)) == list(starts[: step.decodes + 1])
-        assert list(range(step.decodes)) == list(step.sample_rows[: step.decodes])
-        assert len(set(step.slots)) == step.rows
+        assert list(range(step.decodes)) == list(step.sample_tokens[: step.decodes])
+        assert len(set(step.slots)) == step.rows or self.oracle.one_sample_a_row
+        if self.oracle.one_sample_a_row:
+            assert set(step.sample_tokens) <= {end - 1 for end in starts[1:]}
         for row, slot in enumerate(step.slots):
             ids = self.batch.state(slot).token_ids()
             for at in range(starts[row], starts[row + 1]):
                 position = step.positions[at]
                 assert position - step.sequence_lengths[row] == at - starts[row + 1]
+                drafts = self.drafted(slot)
                 if position < len(ids):
                     assert ids[position] == step.input_ids[at]
+                elif drafts:
+                    assert drafts[position - len(ids)] == step.input_ids[at]
                 else:
                     earlier = self.steps[-2][0]
                     assert slot == earlier.sample_slots[-1 - step.input_ids[at]]
@@ -347,24 +399,34 @@ class InputBatchMachine(RuleBasedStateMachine):
         token_choices=st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=6),
         replacement=st.sampled_from([None, None, None, -1, VOCABULARY, 2, 3]),
         removes=st.booleans(),
+        right=st.integers(0, 4),
     )
-    def commit(self, token_choices, replacement, removes):
-        self.commit_one(token_choices, replacement, removes=removes)
+    def commit(self, token_choices, replacement, removes, right):
+        self.commit_one(token_choices, replacement, removes=removes, right=right)
 
-    def commit_one(self, token_choices, replacement, *, removes):
+    def commit_one(self, token_choices, replacement, *, removes, right=2):
+        """Commit the oldest step; of each row, the first `right` drafts are what was sampled."""
         actual, expected = self.steps.pop(0)
         sampled = array("i", (token_choices * expected.samples)[: expected.samples])
+        at = 0
+        for _, _, _, samples, drafts in expected.members:
+            for index, draft in enumerate(drafts[:right]):
+                sampled[at + index] = draft
+            at += samples + len(drafts)
         if replacement is not None and expected.samples:
             sampled[len(token_choices) % expected.samples] = replacement
         expected_result = self.oracle.commit_tokens(expected, sampled)
         found = self.batch.commit_tokens(actual, sampled)
-        assert plain(expected_result[:-1]) == plain(found[:-1])
+        assert plain(expected_result[:-2]) == plain(found[:-2])
         self.check_results_unchanged(found)
         assert sorted(expected_result.filled) == sorted(found.filled)
-        assert (found.keys.format, found.tokens.format, found.samples.format) == ("q", "i", "i")
+        assert sorted(expected_result.rewound) == sorted(found.rewound)
+        assert [view.format for view in found[:4]] == ["q", "B", "i", "i"]
         assert [sampled[sample] for sample in found.samples] == list(found.tokens)
         for slot, *_ in expected_result.finished + expected_result.failed:
             self.ended.add(slot)
+        for slot in expected_result.rewound:
+            self.both("take_unused_blocks", slot)
         if removes:
             for slot in list(self.ended):
                 self.remove_one(slot)
@@ -432,12 +494,13 @@ class InputBatchMachine(RuleBasedStateMachine):
     @rule(
         overlap=st.booleans(),
         token_choices=st.lists(st.sampled_from(range(1, VOCABULARY)), min_size=1, max_size=9),
+        drafting=draftings,
     )
-    def run_steps(self, overlap, token_choices):
+    def run_steps(self, overlap, token_choices, drafting):
         """Run steps as an engine does, with all possible rows and, for `overlap`, one step under way."""
         for start in range(min(len(token_choices), 5)):
             if len(self.steps) < (2 if overlap else 1) and self.in_batch:
-                self.step_once(100, 100, set())
+                self.step_once(100, 100, set(), drafting)
             while len(self.steps) > overlap:
                 self.commit_one(token_choices[start:], None, removes=True)
             for slot in self.in_batch:
@@ -483,6 +546,8 @@ class InputBatchMachine(RuleBasedStateMachine):
                     ]
                 ),
             ),
+            st.tuples(st.just("both"), st.just("take_unused_blocks"), st.integers(-1, 6)),
+            st.tuples(st.just("both"), st.just("look_up_drafts"), st.just(0), st.just(9)),
             st.tuples(st.just("slide_one"), st.integers(-1, 6), st.sampled_from([-1, 3])),
             st.tuples(st.just("commit_wrongly"), st.sampled_from([-1, 1])),
         )

@@ -28,18 +28,20 @@ class Offsets(NamedTuple):
     query_starts: int
     sequence_lengths: int
     slots: int
-    sample_rows: int
+    sample_tokens: int
     sample_slots: int
     block_writes: int
 
 
 class Committed(NamedTuple):
     keys: memoryview
+    counts: memoryview
     tokens: memoryview
     samples: memoryview
     finished: list[tuple[int, int, int]]
     failed: list[tuple[int, int]]
     filled: array
+    rewound: array
 
 
 class SequenceStateOracle:
@@ -67,6 +69,7 @@ class SequenceStateOracle:
         self.stop_token_ids = tuple(checked_integers(stop_token_ids, -INT32_MAX - 1))
         self.computed = self.committed = self.pending = 0
         self.slot = -1
+        self.may_have_drafts = True
 
     @property
     def num_tokens(self):
@@ -96,6 +99,7 @@ class Occupant:
         self.last_scheduled = latest  # as if it were in the latest step
         self.blocks = blocks  # by group
         self.staged = [0] * len(blocks)  # by group: the first column not yet on the device; None: all are
+        self.drafting = False  # drafts of it are under way
         self.ended = False  # finished, failed or canceled: takes part in no further step, to be removed
         self.sample = 0  # index of its pending token, if there is one, among its step's samples
 
@@ -103,15 +107,17 @@ class Occupant:
 class StepOracle:
     """The interface of `Step`: views into an arena."""
 
-    def __init__(self, number, arena_index, arena, sections, members):
-        self.number, self.arena_index = number, arena_index
-        self.members = members  # (slot, occupant, count, samples) by row
+    def __init__(self, number, arena_index, arena, sections, members, *, decodes):
+        self.number, self.arena_index, self.decodes = number, arena_index, decodes
+        self.members = members  # (slot, occupant, count, samples, drafts)
         offsets, words = [], []
         for section in sections[:-2]:
             offsets.append(HEADER + len(words))
             words += section
-        self.samples = len(sections[-2])
-        if self.samples == len(members):  # the section `slots` is the same
+        self.samples, starts = len(sections[-2]), sections[3]
+        self.drafts = sum(len(drafts) for *_, drafts in members)
+        ends = [end - 1 for end in starts[1:]]
+        if sections[6] == ends:  # each row samples once, so the section `slots` is the same
             offsets.append(offsets[5])
         else:
             offsets.append(HEADER + len(words))
@@ -119,10 +125,9 @@ class StepOracle:
         offsets.append(HEADER + len(words))
         words += [word for write in sections[-1] for word in write]
         self.offsets = Offsets(*offsets)
-        self.tokens, self.rows = len(sections[0]), len(members)
-        self.decodes = sum(count == 1 and samples for _, _, count, samples in members)
+        self.tokens, self.rows = len(sections[0]), len(ends)
         self.processes_logits = any(
-            samples and occupant.state.processes_logits for _, occupant, _, samples in members
+            samples and occupant.state.processes_logits for _, occupant, _, samples, _ in members
         )
         self.groups = len(sections[2]) // self.tokens
         sizes = [self.tokens, self.rows, self.decodes, self.samples]
@@ -161,8 +166,8 @@ class StepOracle:
         return self.section("slots", self.rows)
 
     @property
-    def sample_rows(self):
-        return self.section("sample_rows", self.samples)
+    def sample_tokens(self):
+        return self.section("sample_tokens", self.samples)
 
     @property
     def sample_slots(self):
@@ -187,7 +192,14 @@ class InputBatchOracle:
         windows=(None,),
         eos_token_ids=(),
         arenas=2,
+        most_drafts=0,
+        one_sample_a_row=False,
     ):
+        self.most_drafts, self.one_sample_a_row = most_drafts, one_sample_a_row
+        self.num_drafts = memoryview(array("i", bytes(4 * slots)))
+        self.drafts = memoryview(bytearray(4 * slots * max(1, most_drafts))).cast(
+            "i", (slots, max(1, most_drafts))
+        )
         check(slots >= 1 and max_batched_tokens >= 1 and block_size >= 1 and vocab_size >= 1)
         check(max_model_len >= 2 and len(windows) >= 1)
         check(all(window is None or window >= 1 for window in windows))
@@ -202,6 +214,7 @@ class InputBatchOracle:
             max_model_len=max_model_len,
             block_size=block_size,
             groups=len(windows),
+            most_drafts=most_drafts,
         )
         if isinstance(arenas, int):
             arenas = [bytearray(size) for _ in range(arenas)]
@@ -221,8 +234,8 @@ class InputBatchOracle:
         ]
 
     @staticmethod
-    def arena_size(*, slots, max_batched_tokens, max_model_len, block_size, groups=1):
-        rows = min(slots, max_batched_tokens)
+    def arena_size(*, slots, max_batched_tokens, max_model_len, block_size, groups=1, most_drafts=0):
+        rows = min(slots * (1 + most_drafts), max_batched_tokens)
         columns = -(-max_model_len // block_size)
         words = HEADER + (2 + groups) * max_batched_tokens + 5 * rows + 1 + groups * slots * (4 + columns)
         return 4 * words
@@ -254,7 +267,7 @@ class InputBatchOracle:
         for group, ids in enumerate(blocks):
             for column, block in enumerate(ids):
                 self.tables[group][slot, column] = block
-        self.num_scheduled[slot] = 0
+        self.num_scheduled[slot] = self.num_drafts[slot] = 0
         return self.enter_row(slot)
 
     def enter_row(self, slot):
@@ -273,7 +286,7 @@ class InputBatchOracle:
         self.changed[slot] = self.version
         state.pending, state.slot = 0, -1
         state.computed = state.committed
-        self.num_scheduled[slot] = 0
+        self.num_scheduled[slot] = self.num_drafts[slot] = 0
         self.rows[self.rows.index(slot)] = -1
 
     def changes(self, since):
@@ -339,6 +352,16 @@ class InputBatchOracle:
         check(0 <= group < len(self.windows))
         return self.tables[group]
 
+    def take_unused_blocks(self, slot):
+        occupant = self.occupant(slot)
+        columns = -(-occupant.state.num_tokens // self.block_size)
+        taken = tuple(blocks[columns:] for blocks in occupant.blocks)
+        for group, blocks in enumerate(occupant.blocks):
+            del blocks[columns:]
+            if occupant.staged[group] is not None and occupant.staged[group] >= len(blocks):
+                occupant.staged[group] = None
+        return taken
+
     def slide(self, slot, group):
         occupant = self.occupant(slot)
         check(0 <= group < len(self.windows))
@@ -364,7 +387,8 @@ class InputBatchOracle:
         return min(state.prompt_length + state.max_tokens, self.max_model_len)
 
     def may_run(self, occupant):
-        return not occupant.ended and occupant.state.num_tokens < self.limit(occupant.state)
+        going_on = not (occupant.ended or occupant.drafting)
+        return going_on and occupant.state.num_tokens < self.limit(occupant.state)
 
     def holds(self, occupant, tokens):
         return all(len(blocks) * self.block_size >= tokens for blocks in occupant.blocks)
@@ -378,6 +402,7 @@ class InputBatchOracle:
         prefills = [slot for slot in chosen if self.remaining(self.occupants[slot]) > 1]
         for slot in self.occupants:
             self.num_scheduled[slot] = int(slot in decodes)
+            self.num_drafts[slot] = 0
         return Survey(
             decodes=len(decodes),
             prefills=array("i", sorted(prefills, key=lambda slot: self.occupants[slot].version)),
@@ -408,8 +433,13 @@ class InputBatchOracle:
             occupant = self.occupants[slot]
             if count:
                 check(0 < count <= self.remaining(occupant))
-                check(self.may_run(occupant) and self.holds(occupant, occupant.state.computed + count))
-        check(sum(counts.values()) <= self.max_batched_tokens)
+                drafts = self.drafts_of(slot)
+                check(
+                    self.may_run(occupant) and self.may_have(occupant, count, self.num_drafts[slot], drafts)
+                )
+                check(self.holds(occupant, occupant.state.computed + count + len(drafts)))
+        drafts = sum(len(self.drafts_of(slot)) for slot, count in counts.items() if count)
+        check(sum(counts.values()) + drafts <= self.max_batched_tokens)
         if not any(counts.values()):
             return None
         self.condense()
@@ -420,47 +450,112 @@ class InputBatchOracle:
 
     def step_rows(self, counts):
         scheduled = [slot for slot in self.rows if slot in counts]
-        decodes = [slot for slot in scheduled if counts[slot] == 1 == self.remaining(self.occupants[slot])]
+        decodes = [
+            slot
+            for slot in scheduled
+            if counts[slot] == 1 == self.remaining(self.occupants[slot])
+            and (self.one_sample_a_row or not self.drafts_of(slot))
+        ]
         others = [slot for slot in scheduled if slot not in decodes]
+        self.decodes = sum(1 + len(self.drafts_of(slot)) for slot in decodes)
         return [
-            (slot, self.occupants[slot], counts[slot], counts[slot] == self.remaining(self.occupants[slot]))
+            (
+                slot,
+                self.occupants[slot],
+                counts[slot],
+                counts[slot] == self.remaining(self.occupants[slot]),
+                self.drafts_of(slot),
+            )
             for slot in decodes + others
         ]
 
+    def drafts_of(self, slot):
+        """Return a slot's drafts; none if there can be none."""
+        amount = self.num_drafts[slot] if self.most_drafts else 0
+        return [self.drafts[slot, index] for index in range(min(max(amount, 0), self.most_drafts))]
+
+    def may_have(self, occupant, count, amount, drafts):
+        """Return whether a row of `count` tokens may have these drafts, of which there should be `amount`."""
+        if not self.most_drafts or amount == 0:
+            return True
+        state = occupant.state
+        return (
+            amount == len(drafts)
+            and state.pending == 0
+            and count == self.remaining(occupant)
+            and len(state.tokens) + amount < self.limit(state)
+            and all(0 <= draft < self.vocab_size for draft in drafts)
+        )
+
+    def look_up_drafts(self, ngram, budget):
+        check(ngram >= 1)
+        short = []
+        for slot in [slot for slot in self.rows if slot != -1]:
+            occupant = self.occupants[slot]
+            state = occupant.state
+            may = self.remaining(occupant) == 1 and not state.pending and state.may_have_drafts
+            if budget <= 0 or self.num_scheduled[slot] != 1 or not may:
+                continue
+            most = min(self.most_drafts, budget, self.limit(state) - len(state.tokens) - 1)
+            drafts = self.what_followed(state.tokens, ngram, most)
+            for index, draft in enumerate(drafts):
+                self.drafts[slot, index] = draft
+            self.num_drafts[slot] = len(drafts)
+            budget -= len(drafts)
+            if not self.holds(occupant, state.computed + 1 + len(drafts)):
+                short.append(slot)
+        return array("i", short)
+
+    def what_followed(self, tokens, ngram, most):
+        """Return `most` tokens after the latest earlier place of the last `ngram`, which may go on there."""
+        for end in range(len(tokens) - 1, ngram - 1, -1):
+            if tokens[end - ngram : end] == tokens[-ngram:]:
+                text = list(tokens)
+                for index in range(most):
+                    text.append(text[end + index])
+                return text[len(tokens) :]
+        return []
+
     def new_step(self, members):
         input_ids, positions, slot_mapping = [], [], [[] for _ in self.windows]
-        query_starts, sequence_lengths, sample_rows, sample_slots = [0], [], [], []
+        query_starts, sequence_lengths, slots, sample_tokens, sample_slots = [0], [], [], [], []
         self.steps += 1
-        for row, (slot, occupant, count, samples) in enumerate(members):
+        for slot, occupant, count, samples, drafts in members:
             state = occupant.state
-            known = self.known(occupant)
-            for position in range(state.computed, state.computed + count):
+            known = self.known(occupant) + drafts
+            after_known = state.computed + count
+            for position in range(state.computed, after_known + len(drafts)):
                 input_ids.append(known[position])
                 positions.append(position)
                 for group, mapping in enumerate(slot_mapping):
                     mapping.append(self.cache_slot(occupant.blocks[group], position))
-            state.computed += count
-            query_starts.append(len(input_ids))
-            sequence_lengths.append(state.computed)
+                if position >= after_known - 1 and samples:
+                    if position < after_known:
+                        occupant.sample = len(sample_tokens)
+                    sample_tokens.append(len(input_ids) - 1)
+                    sample_slots.append(slot)
+                is_last = position == after_known + len(drafts) - 1
+                if is_last or (self.one_sample_a_row and position >= after_known - 1):
+                    query_starts.append(len(input_ids))
+                    sequence_lengths.append(position + 1)
+                    slots.append(slot)
+            state.computed = after_known + len(drafts)
+            state.pending += samples
+            occupant.drafting = bool(drafts)
             occupant.last_scheduled = self.steps
-            if samples:
-                occupant.sample = len(sample_rows)
-                state.pending += 1
-                sample_rows.append(row)
-                sample_slots.append(slot)
         sections = [
             input_ids,
             positions,
             [word for mapping in slot_mapping for word in mapping],
             query_starts,
             sequence_lengths,
-            [member[0] for member in members],
-            sample_rows,
+            slots,
+            sample_tokens,
             sample_slots,
             self.take_staged(),
         ]
         index = self.next_arena()
-        return StepOracle(self.steps, index, self.arenas[index], sections, members)
+        return StepOracle(self.steps, index, self.arenas[index], sections, members, decodes=self.decodes)
 
     def known(self, occupant):
         """Return the known token ids, then placeholders for the pending ones."""
@@ -492,37 +587,53 @@ class InputBatchOracle:
                     writes.append([group, slot, first, len(ids), *ids])
         return writes
 
-    def commit_tokens(self, step, sampled):
+    def commit_tokens(self, step, sampled):  # noqa: C901  in one piece, to be read beside the kernel
         check(self.under_way and step is self.under_way[0])
         sampled = memoryview(sampled)
         check(sampled.format == "i" and sampled.shape == (step.samples,))
         self.under_way.pop(0)
-        keys, tokens, which, finished, failed, filled = array("q"), array("i"), array("i"), [], [], array("i")
+        keys, counts, tokens, which = array("q"), array("B"), array("i"), array("i")
+        finished, failed, filled, rewound = [], [], array("i"), array("i")
         samples_left = iter(enumerate(sampled))
-        for slot, occupant, count, samples in step.members:
-            index, token = next(samples_left) if samples else (None, None)
+        for slot, occupant, count, samples, drafts in step.members:
+            own = [next(samples_left) for _ in range(1 + len(drafts))] if samples else []
             if not self.is_present(slot, occupant):
                 continue
-            state = occupant.state
-            if (state.committed + count) // self.block_size > state.committed // self.block_size:
+            state, taken = occupant.state, []
+            before = state.committed
+            for (index, token), expected in zip(own, [None, *drafts], strict=False):
+                if taken and taken[-1] != expected:
+                    break
+                if not 0 <= token < self.vocab_size:
+                    if not taken:
+                        failed.append((slot, index))
+                        self.end(occupant)
+                    break
+                state.tokens.append(token)
+                taken.append(token)
+                tokens.append(token)
+                which.append(index)
+                reason = self.reason_to_end(state, token)
+                if reason:
+                    finished.append((slot, reason, len(keys)))
+                    self.end(occupant)
+                    break
+            if taken:
+                keys.append(state.key)
+                counts.append(len(taken))
+            if own and not occupant.ended:
+                state.pending -= 1
+            right = max(0, len(taken) - 1)
+            state.committed += count + right
+            if drafts:
+                occupant.drafting = False
+                state.computed = state.committed
+                if right < len(drafts):
+                    rewound.append(slot)
+            if state.committed // self.block_size > before // self.block_size:
                 filled.append(slot)
-            state.committed += count
-            if not samples:
-                continue
-            if not 0 <= token < self.vocab_size:
-                failed.append((slot, index))
-                self.end(occupant)
-                continue
-            state.pending -= 1
-            state.tokens.append(token)
-            keys.append(state.key)
-            tokens.append(token)
-            which.append(index)
-            reason = self.reason_to_end(state, token)
-            if reason:
-                finished.append((slot, reason, len(keys) - 1))
-                self.end(occupant)
-        return Committed(memoryview(keys), memoryview(tokens), memoryview(which), finished, failed, filled)
+        views = map(memoryview, (keys, counts, tokens, which))
+        return Committed(*views, finished, failed, filled, rewound)
 
     def is_present(self, slot, occupant):
         return self.occupants.get(slot) is occupant and not occupant.ended
@@ -540,9 +651,7 @@ class InputBatchOracle:
     def cancel_step(self, step):
         check(step in self.under_way)
         self.under_way.remove(step)
-        present = [
-            (slot, occupant) for slot, occupant, _, _ in step.members if self.is_present(slot, occupant)
-        ]
+        present = [(slot, occupant) for slot, occupant, *_ in step.members if self.is_present(slot, occupant)]
         for _, occupant in present:
             self.end(occupant)
         for occupant in self.occupants.values():

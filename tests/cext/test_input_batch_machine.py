@@ -215,7 +215,7 @@ class UnfinishedPromptsProcessLogits(InputBatchOracle):
 
     def new_step(self, members):
         step = super().new_step(members)
-        step.processes_logits = any(occupant.state.processes_logits for _, occupant, _, _ in members)
+        step.processes_logits = any(occupant.state.processes_logits for _, occupant, *_ in members)
         return step
 
 
@@ -245,6 +245,69 @@ class ResultsAreOverwritten(InputBatchOracle):
         tokens = self.buffer[: len(committed.tokens)]
         tokens[:] = committed.tokens
         return committed._replace(tokens=tokens)
+
+
+class WrongDraftsAreAccepted(InputBatchOracle):
+    detected_with = {"most_drafts": 4}  # noqa: RUF012
+
+    def commit_tokens(self, step, sampled):
+        step.members = [
+            (*others, list(sampled[: len(drafts)]) if len(drafts) < len(sampled) else drafts)
+            for *others, drafts in step.members
+        ]
+        return super().commit_tokens(step, sampled)
+
+
+class RejectedDraftsStayComputed(InputBatchOracle):
+    detected_with = {"most_drafts": 4}  # noqa: RUF012
+
+    def commit_tokens(self, step, sampled):
+        before = {id(occupant): occupant.state.computed for _, occupant, *_ in step.members}
+        committed = super().commit_tokens(step, sampled)
+        for slot, occupant, *_ in step.members:
+            if slot in committed.rewound:
+                occupant.state.computed = before[id(occupant)]
+        return committed
+
+
+class DraftsUnderWayAreIgnored(InputBatchOracle):
+    detected_with = {"most_drafts": 4, "arenas": 2}  # noqa: RUF012
+
+    def may_run(self, occupant):
+        drafting, occupant.drafting = occupant.drafting, False
+        try:
+            return super().may_run(occupant)
+        finally:
+            occupant.drafting = drafting
+
+
+class DraftsPassTheLimit(InputBatchOracle):
+    detected_with = {"most_drafts": 4}  # noqa: RUF012
+
+    def look_up_drafts(self, ngram, budget):
+        self.limit = lambda state: InputBatchOracle.limit(self, state) + 1
+        try:
+            return super().look_up_drafts(ngram, budget)
+        finally:
+            del self.limit
+
+
+class DraftsFollowTheFirstPlace(InputBatchOracle):
+    detected_with = {"most_drafts": 4}  # noqa: RUF012
+
+    def what_followed(self, tokens, ngram, most):
+        for end in range(ngram, len(tokens)):
+            if tokens[end - ngram : end] == tokens[-ngram:]:
+                return (tokens[end:] * most)[:most]
+        return []
+
+
+class UnusedBlocksStay(InputBatchOracle):
+    detected_with = {"most_drafts": 4, "block_size": 1}  # noqa: RUF012
+
+    def take_unused_blocks(self, slot):
+        self.occupant(slot)
+        return tuple([] for _ in self.windows)
 
 
 MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__module__ == __name__]

@@ -94,6 +94,7 @@ class ScriptedForward:
 
     device = torch.device("cpu")
     kernel = "torch"
+    samples_several = True
 
     def __init__(self, library: Library, scripts: Scripts) -> None:
         self.vocab_size = library.get_vocab_size()

@@ -76,7 +76,7 @@ class AttentionInputs:
             query_starts=np.cumsum([0, *counts]).astype(np.int32),
             sequence_lengths=np.array([start + count for start, count in spans], np.int32),
             slots=np.array(slots, np.int32),
-            sample_rows=np.arange(len(spans), dtype=np.int32),
+            sample_tokens=(np.cumsum(counts) - 1).astype(np.int32),
             tables=(self.table,),
             decodes=next((row for row, count in enumerate(counts) if count > 1), len(counts)),
         )

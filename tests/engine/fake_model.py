@@ -76,6 +76,7 @@ class FakeRunner:
         pick: Pick | None = None,
     ) -> None:
         self.overlaps = overlaps
+        self.samples_several = True
         self.arenas = 2
         self.windows = windows
         self.steps = 0
@@ -115,7 +116,7 @@ class FakeRunner:
         token_id: int | str
         token_ids = array("i")
         errors: dict[int, str] = {}
-        sampling_rows = set(step.sample_rows)
+        sampled = set(step.sample_tokens)
         for row in range(step.rows):
             first, last = step.query_starts[row], step.query_starts[row + 1]
             slot = step.slots[row]
@@ -125,15 +126,15 @@ class FakeRunner:
                     # A failed step has no tokens, and the sequences that continue from it have failed too.
                     token_id = 0 if before is None else before[-1 - token_id]
                 self._compute(step, index, slot, token_id)
-            assert step.sequence_lengths[row] == step.positions[last - 1] + 1
-            if row in sampling_rows:
-                position = step.positions[last - 1]
-                token_id = self._answer(slot, position)
+                if index not in sampled:
+                    continue
+                token_id = self._answer(slot, step.positions[index])
                 if self._pick is not None:
                     token_id = self._pick(batch, step, row, token_id)
                 if isinstance(token_id, str):
                     errors[len(token_ids)] = token_id
                 token_ids.append(-1 if isinstance(token_id, str) else token_id)
+            assert step.sequence_lengths[row] == step.positions[last - 1] + 1
         self._picked = {step.number: token_ids}
         return SampledTokens(token_ids, {}, errors)
 

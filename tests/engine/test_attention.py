@@ -49,7 +49,7 @@ def inputs_of(rows, tables):
         query_starts=starts,
         sequence_lengths=np.array([start + count for _, start, count in rows], dtype=np.int32),
         slots=np.array([slot for slot, _, _ in rows], dtype=np.int32),
-        sample_rows=np.arange(len(rows), dtype=np.int32),
+        sample_tokens=starts[1:] - 1,
         tables=tuple(tables),
         decodes=decodes,
     )

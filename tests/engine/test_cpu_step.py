@@ -64,6 +64,7 @@ class Recorder:
     def __init__(self, forward):
         self.forward = forward
         self.device, self.vocab_size = forward.device, forward.vocab_size
+        self.samples_several = forward.samples_several
         self.logits = []
 
     def __call__(self, inputs):
@@ -177,8 +178,8 @@ def test_only_rows_that_sample_get_logits(directory):
         "tables": (np.arange(8, dtype=np.int32)[None],) * groups,
         "decodes": 0,
     }
-    none = step(Inputs(sample_rows=np.array([], dtype=np.int32), **inputs))
-    one = step(Inputs(sample_rows=np.array([0], dtype=np.int32), **inputs))
+    none = step(Inputs(sample_tokens=np.array([], dtype=np.int32), **inputs))
+    one = step(Inputs(sample_tokens=np.array([19], dtype=np.int32), **inputs))
     assert tuple(none.shape) == (0, step.vocab_size)
     assert tuple(one.shape) == (1, step.vocab_size)
     assert np.isfinite(one).all()

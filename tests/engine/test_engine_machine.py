@@ -277,8 +277,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert sum(counts) == step.tokens <= self.tokens
         assert min(counts) > 0
         assert len(set(step.slots)) == step.rows
-        sampling = set(step.sample_rows)
-        decodes = [count == 1 and row in sampling for row, count in enumerate(counts)]
+        sampled = set(step.sample_tokens)
+        ends = step.query_starts[1:]
+        decodes = [count == 1 and end - 1 in sampled for count, end in zip(counts, ends, strict=True)]
         assert sorted(decodes, reverse=True) == decodes
         assert step.decodes == sum(decodes)
         choosing = [self.engine._scheduler.running_in(slot) for slot in step.sample_slots]

@@ -19,6 +19,7 @@ class RecordingRunner:
     """A runner that returns a text's token ids as its vector, and records the text's chunks."""
 
     overlaps = False
+    samples_several = False
     arenas = 2
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class RecordingRunner:
             assert len(self._ids[key]) == step.positions[first]
             self._ids[key] += step.input_ids[first:last]
             self.cuts[key].append(last - first)
-            if row in set(step.sample_rows):
+            if last - 1 in set(step.sample_tokens):
                 vectors[len(vectors)] = array("f", self._ids[key]).tobytes()
         self._picks = SampledTokens(array("i", [0] * step.samples), vectors=vectors)
         return self

@@ -32,6 +32,7 @@ class NoisyForward:
     """A forward that keeps a copy of its inputs, and whose logits depend on the tokens only."""
 
     device, vocab_size, kernel = torch.device("cpu"), VOCABULARY, "noise"
+    samples_several = True
 
     def __init__(self):
         self.seen = []
@@ -59,7 +60,7 @@ def copied(inputs):
             del row[-(-int(length) // BLOCK) - lowest :]
     plain = {
         name: np.asarray(getattr(inputs, name)).tolist()
-        for name in ("token_ids", "positions", "query_starts", "sequence_lengths", "slots", "sample_rows")
+        for name in ("token_ids", "positions", "query_starts", "sequence_lengths", "slots", "sample_tokens")
     }
     mapping = [slots.tolist() for slots in inputs.slot_mapping]
     return plain, mapping, tables, inputs.decodes, np.asarray(inputs.scored_tokens).tolist()

@@ -70,9 +70,9 @@ class SchedulerDriver:
         """Run the next step; return its rows as (key, start, count, samples)."""
         step = self.scheduler.plan()
         assert step is not None
-        sampling = set(step.sample_rows)
+        sampled = set(step.sample_tokens)
         rows = [
-            (self.batch.state(slot).key, step.positions[first], last - first, row in sampling)
+            (self.batch.state(slot).key, step.positions[first], last - first, last - 1 in sampled)
             for row, (slot, first, last) in enumerate(
                 zip(step.slots, step.query_starts, list(step.query_starts)[1:], strict=False)
             )

@@ -54,6 +54,7 @@ class Recorder:
         self.logits = []
         self.forward = forward
         self.device, self.vocab_size = forward.device, forward.vocab_size
+        self.samples_several = forward.samples_several
 
     def __call__(self, inputs):
         logits = self.forward(inputs)

@@ -182,7 +182,7 @@ def test_only_the_prompt_with_nan_logits_fails(saved, new_engine):
         logits = forward(inputs)
         logits = logits.clone() if isinstance(logits, torch.Tensor) else logits.copy()
         if 17 in inputs.sequence_lengths:  # the prompt of 17 tokens, which is one step
-            logits[len(inputs.sample_rows) :][-16:] = float("nan")
+            logits[len(inputs.sample_tokens) :][-16:] = float("nan")
         return logits
 
     class Failing(ScoringDriver):

@@ -58,6 +58,7 @@ class FakeRunner:
     def __init__(self, options: dict[str, int], marker: Path | None) -> None:
         self.overlaps = "overlap" in options
         self.arenas = 2
+        self.samples_several = True
         self._options = options
         self._marker = marker
         self._steps = 0
@@ -77,7 +78,7 @@ class FakeRunner:
             raise RuntimeError("the fake device failed")
         token_ids = array("i")
         vectors = {}
-        sampling_rows = set(step.sample_rows)
+        sampled = set(step.sample_tokens)
         for row in range(step.rows):
             slot, begin, end = step.slots[row], step.query_starts[row], step.query_starts[row + 1]
             ids = [
@@ -87,7 +88,7 @@ class FakeRunner:
             total = self._sum_up_to(batch.state(slot), slot, step.positions[begin]) + sum(ids)
             length = step.positions[end - 1] + 1
             self._sums[slot] = (batch.state(slot).key, length, total)
-            if row in sampling_rows:
+            if end - 1 in sampled:
                 vectors[len(token_ids)] = struct.pack("<2f", total, length)
                 token_ids.append(1 + (31 * total + length) % MODULUS)
         self._latest = token_ids

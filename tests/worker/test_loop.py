@@ -28,6 +28,7 @@ class Harness:
     def __init__(self, *, overlaps: bool = False, slots: int = 4, **options: float) -> None:
         self.overlaps = overlaps
         self.arenas = 2
+        self.samples_several = True
         self.log: list[str] = []
         self.inbox: list[messages.ToEngine] = []
         self.frames: list[messages.StepOutputs] = []

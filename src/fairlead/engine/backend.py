@@ -24,6 +24,13 @@ class Forward(Protocol):
         """V: the width of the logits; token ids are below it."""
 
     @property
+    def samples_several(self) -> bool:
+        """Whether a row of several samples has the logits that as many steps would have, bit for bit.
+
+        Else such a row is prepared as several rows that sample once (`InputBatch`).
+        """
+
+    @property
     def kernel(self) -> str:
         """What computes, for display: "torch", or the instruction set of the compiled step."""
 
@@ -45,6 +52,7 @@ class StagedForward(Forward, Protocol):
         max_batch: int,
         max_batched_tokens: int,
         max_model_len: int,
+        most_drafts: int = 0,
         report: Callable[[float], None],
     ) -> None:
         """Allocate memory for steps within these limits, and do all that would make the first one slow."""

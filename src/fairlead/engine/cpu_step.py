@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 
 from fairlead._cext.cpustep import CpuModel, formats, variants
@@ -51,6 +50,7 @@ class CpuStep:
     """`fairlead.engine.backend.Forward` by the kernel. Logits are in a buffer, valid until the next step."""
 
     device = None
+    samples_several = True
 
     def __init__(self, model: CpuModel, shape: ArchitectureSpec) -> None:
         self.model = model
@@ -133,20 +133,21 @@ class CpuStep:
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         if len(inputs.scored_tokens):
-            rows, order = _rows_of_scored(inputs)
-            scored = np.empty((len(order), self.vocab_size), np.float32)
-            self._run(rows, scored)
+            tokens, order = np.unique(inputs.logit_tokens, return_inverse=True)
+            scored = np.empty((len(tokens), self.vocab_size), np.float32)
+            self._run(inputs, tokens.astype(np.int32), scored)
             ordered: np.ndarray = scored[order]
             return ordered
-        samples = len(inputs.sample_rows)
+        samples = len(inputs.sample_tokens)
         if samples > len(self._logits):
             # Reused, because new memory for 32 rows of 150,000 would cause page faults at each step.
             self._logits = np.empty((max(samples, 2 * len(self._logits)), self.vocab_size), np.float32)
         logits = self._logits[:samples]
-        self._run(inputs, logits)
+        self._run(inputs, inputs.sample_tokens, logits)
         return logits
 
-    def _run(self, inputs: Inputs, logits: np.ndarray) -> None:
+    def _run(self, inputs: Inputs, tokens: np.ndarray, logits: np.ndarray) -> None:
+        """Run a step; write the logits of `tokens`, int32, ascending."""
         self.model.run(
             inputs.token_ids,
             inputs.positions,
@@ -155,30 +156,9 @@ class CpuStep:
             inputs.sequence_lengths,
             inputs.slots,
             inputs.tables,
-            inputs.sample_rows,
+            tokens,
             logits,
         )
-
-
-def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, np.ndarray]:
-    """Return the step with each scored token in a row of its own, and the indices of the logits there.
-
-    The kernel returns logits of rows' last tokens only. How rows are cut changes none of its results.
-    """
-    logit_tokens = inputs.logit_tokens
-    starts = inputs.query_starts
-    cut = np.unique(np.concatenate([starts, inputs.scored_tokens, inputs.scored_tokens + 1])).astype(np.int32)
-    rows = np.searchsorted(starts, cut[:-1], side="right") - 1
-    tokens = np.sort(logit_tokens)
-    divided = msgspec.structs.replace(
-        inputs,
-        query_starts=cut,
-        sequence_lengths=(inputs.sequence_lengths[rows] - starts[rows + 1] + cut[1:]).astype(np.int32),
-        slots=inputs.slots[rows],
-        sample_rows=(np.searchsorted(cut, tokens + 1) - 1).astype(np.int32),
-        scored_tokens=inputs.scored_tokens[:0],
-    )
-    return divided, np.searchsorted(tokens, logit_tokens)
 
 
 def _make_model(spec: ArchitectureSpec, dtype: str, **options: Any) -> CpuModel:

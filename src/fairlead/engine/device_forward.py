@@ -32,6 +32,8 @@ class DeviceForward:
     `recorder` makes graphs; None: no graphs.
     """
 
+    samples_several = False
+
     def __init__(self, model: Model, cache: KVCache, recorder: Recorder | None = None) -> None:
         self.model = model
         self.cache = cache
@@ -70,6 +72,7 @@ class DeviceForward:
         max_batch: int,
         max_batched_tokens: int,
         max_model_len: int,
+        most_drafts: int = 0,
         report: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Allocate memory for steps within these limits, compile all kernels and record the graphs.
@@ -78,7 +81,8 @@ class DeviceForward:
         """
         self._longest = max_model_len + 1
         sizes = list(ladder(max_batch))
-        self._allocate_inputs(slots, max_batched_tokens, rows=max(slots, sizes[-1]))
+        rows = max(min(slots * (1 + most_drafts), max_batched_tokens), slots, sizes[-1])
+        self._allocate_inputs(slots, max_batched_tokens, rows=rows, most_drafts=most_drafts)
         report(0.0)
         self._layer_by_layer(max_batched_tokens, 1, 0)
         warm(self.vocab_size, self.device)
@@ -133,7 +137,7 @@ class DeviceForward:
     def _to_logits(self, hidden: Tensor) -> Tensor:
         return (self._layers or self.model).logits(hidden)
 
-    def _allocate_inputs(self, slots: int, tokens: int, *, rows: int) -> None:
+    def _allocate_inputs(self, slots: int, tokens: int, *, rows: int, most_drafts: int) -> None:
         """Allocate buffers for batches of up to `slots` slots, with sequences as long as any can be."""
         size, groups = self.cache.block_size, len(self.cache.blocks)
         words = InputBatch.arena_size(
@@ -142,6 +146,7 @@ class DeviceForward:
             max_model_len=self._longest,
             block_size=size,
             groups=groups,
+            most_drafts=most_drafts,
         )
         self._inputs = DeviceInputs(
             words=words // 4,

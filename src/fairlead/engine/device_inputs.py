@@ -78,7 +78,7 @@ class DeviceInputs:
             query_starts=np.asarray(step.query_starts),
             sequence_lengths=np.asarray(step.sequence_lengths),
             slots=np.asarray(step.slots),
-            sample_rows=np.asarray(step.sample_rows),
+            sample_tokens=np.asarray(step.sample_tokens),
             tables=tuple(np.asarray(batch.block_table(group)) for group in range(len(self._tables))),
             decodes=step.decodes,
         )

@@ -30,6 +30,7 @@ class EmbeddingRunner:
     `slots`: how many texts can be in progress.
     """
 
+    samples_several = False
     overlaps = False  # a step samples no tokens with which the next one could begin
 
     def __init__(
@@ -59,7 +60,7 @@ class EmbeddingRunner:
             inputs.query_starts,
             inputs.sequence_lengths,
             inputs.slots,
-            inputs.sample_rows,
+            np.searchsorted(inputs.query_starts, inputs.sample_tokens, side="right") - 1,
         )
         errors = out_of_vocabulary_rows(batch, np.asarray(step.sample_slots), forward.vocab_size)
         return LaunchedTexts(vectors, errors)

@@ -16,9 +16,9 @@ from fairlead.engine.admission import Predictor
 from fairlead.engine.cache_trimming import CacheTrimming, TrimmedCache
 from fairlead.engine.live_sequences import LiveSequences
 from fairlead.engine.memory import Memory, longest
-from fairlead.engine.output_details import NO_DETAILS, step_details
+from fairlead.engine.output_details import NO_DETAILS, TokensOf, step_details
 from fairlead.engine.request_validator import Prompt, RequestValidator, UnknownToken
-from fairlead.engine.scheduler import StepScheduler
+from fairlead.engine.scheduler import Speculation, StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.slow_masks import SlowMasks
 from fairlead.engine.step import Outcome, Runner, SampledTokens
@@ -35,7 +35,7 @@ SCORED_BYTES = 32 * 1024 * 1024
 
 
 class Engine:
-    """Continuous batching. Of the runner it uses only `overlaps` and `arenas`.
+    """Continuous batching. Of the runner it uses only `overlaps`, `arenas` and `samples_several`.
 
     `slots`: sequences that hold KV cache at a time; `max_batch`: sequences in one step; `max_model_len`:
     prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.
@@ -55,8 +55,8 @@ class Engine:
 
     `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths; `compiler`
     compiles grammars, None: sequences with one are refused; `slow_masks` keeps masks that take long out of
-    steps. A step is in flight between `plan` and its `commit` or `fail`: one, or two where the runner
-    overlaps.
+    steps; `speculation` adds drafts to steps, except of constrained sequences. A step is in flight between
+    `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Engine:
         embeds: bool = False,
         compiler: GrammarCompiler | None = None,
         slow_masks: SlowMasks | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
         self._validator = RequestValidator(
@@ -103,6 +104,8 @@ class Engine:
             windows=tuple(windows),
             eos_token_ids=tuple(eos_token_ids),
             arenas=runner.arenas,
+            most_drafts=0 if speculation is None else speculation.drafts,
+            one_sample_a_row=not runner.samples_several,
         )
         self._memory = Memory(
             self._batch,
@@ -128,6 +131,7 @@ class Engine:
             even_chunks=embeds,
             most_scored=max(1, SCORED_BYTES // (4 * vocab_size)),
             slow_masks=slow_masks,
+            speculation=speculation,
         )
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
@@ -140,6 +144,8 @@ class Engine:
         self._steps = 0
         self._step_tokens = 0
         self._generated_tokens = 0
+        self._draft_tokens = 0
+        self._accepted_tokens = 0
 
     # Public methods ----------------------------------------------------------------------------------
 
@@ -185,6 +191,7 @@ class Engine:
         sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
         sequence.scored = 1 if is_scored else None
         sequence.constraint = None if embed else tokens.sampling.constraint
+        tokens.may_have_drafts = sequence.constraint is None
         self._live.add(sequence, grammar=grammar, owner=salt, grammar_bytes=sampling.grammar_bytes)
 
     def prepare(self, key: int, grammar: str, *, salt: bytes = b"", grammar_bytes: int = 0) -> None:
@@ -249,6 +256,8 @@ class Engine:
             cached_tokens=pool.statistics().cached_tokens,
             cache_usage=(pool.total - pool.available) / pool.total,
             step_tokens=self._step_tokens,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     # Steps -------------------------------------------------------------------------------------------
@@ -284,28 +293,35 @@ class Engine:
             else:
                 outputs.append(self._live.fail(sequence, self._failure_reason(sampled, sample)))
         self._scheduler.indexed(committed.filled)
+        self._scheduler.rewound(committed.rewound)
         keys: npt.NDArray[np.int64] = np.asarray(committed.keys)
         tokens: npt.NDArray[np.int32] = np.asarray(committed.tokens)
         if self._embeds:
             return Outcome(b"", b"", outputs + self._embedded(sampled, committed))
-        self._generated_tokens += len(keys)
-        details_of = step_details(step, sampled, committed, self._scheduler, self._live.by_key)
+        self._generated_tokens += len(tokens)
+        self._draft_tokens += step.drafts
+        self._accepted_tokens += len(tokens) - len(keys)
+        details_of = step_details(sampled, committed, self._scheduler, self._live.by_key)
+        tokens_of = TokensOf(committed)
         go_on = bytearray(b"\1") * len(keys)  # whether a sequence has nothing else to report, by index
         for _, reason, index in committed.finished:
             go_on[index] = False
             details = details_of.of_tokens.pop(index, NO_DETAILS)
-            key, token_id = committed.keys[index], committed.tokens[index]
-            outputs.append(self._live.complete(key, token_id, reason, details))
+            outputs.append(self._live.complete(committed.keys[index], tokens_of[index], reason, details))
         for sequence in complete:
             details = details_of.of_prompts.pop(sequence.key, NO_DETAILS)
             outputs.append(self._live.complete_without_token(sequence, details))
         for index, details in details_of.of_tokens.items():
             go_on[index] = False
-            outputs.append(self._live.report(committed.keys[index], [committed.tokens[index]], details))
+            outputs.append(self._live.report(committed.keys[index], tokens_of[index], details))
         for key, details in details_of.of_prompts.items():
             outputs.append(self._live.report(key, [], details))
         others = np.frombuffer(go_on, np.bool_)
-        return Outcome(keys[others].tobytes(), tokens[others].tobytes(), outputs)
+        if len(tokens) == len(keys):
+            return Outcome(keys[others].tobytes(), tokens[others].tobytes(), outputs)
+        counts: npt.NDArray[np.uint8] = np.asarray(committed.counts)
+        of_others = tokens[others.repeat(counts)]
+        return Outcome(keys[others].tobytes(), of_others.tobytes(), outputs, counts[others].tobytes())
 
     def fail(self, step: Step, reason: str) -> Outcome:
         """End a failed step: its sequences fail, the others continue."""

@@ -17,23 +17,32 @@ FEW_ROWS = 32
 
 
 class TorchForward:
-    """`Forward` in torch, layer by layer, on any device."""
+    """`Forward` in torch, layer by layer, on any device.
+
+    With `exact`, on a CPU and in float32, a token has the same logits, bit for bit, whatever else is in its
+    step. Matrix products differ only for few rows, so small steps are padded to `FEW_ROWS`, and each row
+    attends separately. A padded step of one token takes about as long as one of `FEW_ROWS`.
+    """
 
     kernel = "torch"
+    samples_several = False  # matrix products and attention round otherwise with more queries
 
-    def __init__(self, model: Model, cache: KVCache) -> None:
+    def __init__(self, model: Model, cache: KVCache, *, exact: bool = False) -> None:
         self.model = model
+        self._hidden = self._exact_hidden if exact else self._plain_hidden
+        self._fewest = FEW_ROWS if exact else 0
         self.cache = cache
         self.device = cache.device
         self.vocab_size = model.shape.vocab_size
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        attention = PagedAttention(inputs, self.cache, self.model.shape)
-        hidden = self.model.hidden(inputs.token_ids, inputs.positions, attention)
+        hidden = self._hidden(inputs)
         tokens = inputs.logit_tokens
         if not len(tokens):
             return hidden.new_empty((0, self.vocab_size))
-        return self.model.logits(hidden.index_select(0, upload(tokens, self.device)))
+        needed = hidden.index_select(0, upload(tokens, self.device))
+        missing = max(0, self._fewest - len(tokens))
+        return self.model.logits(F.pad(needed, (0, 0, 0, missing)))[: len(tokens)]
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
         """See `Forward`."""
@@ -42,15 +51,20 @@ class TorchForward:
     def states(self, inputs: Inputs) -> Tensor:
         """Write the step's keys and values to the cache; return the final state of each token, [T, C].
 
-        On a CPU and in float32, a text's states are bit for bit the same without the others in the step, if
-        it is cut at the same places. Matrix products differ only for few rows, so small steps are padded to
-        `FEW_ROWS`, and each text attends separately.
+        They are exact, if a text is cut at the same places.
         """
+        return self.model.states(self._exact_hidden(inputs))
+
+    def _plain_hidden(self, inputs: Inputs) -> Tensor:
+        attention = PagedAttention(inputs, self.cache, self.model.shape)
+        return self.model.hidden(inputs.token_ids, inputs.positions, attention)
+
+    def _exact_hidden(self, inputs: Inputs) -> Tensor:
         tokens = len(inputs.token_ids)
         attention = PagedAttention(msgspec.structs.replace(inputs, decodes=0), self.cache, self.model.shape)
         missing = FEW_ROWS - tokens
         if missing <= 0:
-            return self.model.states(self.model.hidden(inputs.token_ids, inputs.positions, attention))
+            return self.model.hidden(inputs.token_ids, inputs.positions, attention)
 
         def attend_and_fill(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             output = attention(layer, query[:tokens], key[:tokens], value[:tokens])
@@ -59,4 +73,4 @@ class TorchForward:
         hidden = self.model.hidden(
             F.pad(inputs.token_ids, (0, missing)), F.pad(inputs.positions, (0, missing)), attend_and_fill
         )
-        return self.model.states(hidden[:tokens])
+        return hidden[:tokens]

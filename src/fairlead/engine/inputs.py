@@ -42,7 +42,7 @@ class PreparedStep(Protocol):
     @property
     def slots(self) -> "Integers": ...
     @property
-    def sample_rows(self) -> "Integers": ...
+    def sample_tokens(self) -> "Integers": ...
 
 
 class BlockTables(Protocol):
@@ -54,7 +54,7 @@ class BlockTables(Protocol):
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a step, decodes first: B rows with T tokens in all; S of them sample. All int32.
+    """The rows of a step, decodes first: B rows with T tokens, S of which are sampled after. All int32.
 
     What is called `Array` is on the device, the rest on the host (on a CPU both are views of the arena).
 
@@ -62,8 +62,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     block_size + offset. `query_starts` [B + 1]: row r's tokens are query_starts[r] … query_starts[r + 1] −
     1. `sequence_lengths` [B]: tokens in the cache after this step. `slots` [B]: row r's index into each
     group's block table, `tables[group]` [slots, blocks per slot]. The first `decodes` rows have one token
-    each. `sample_rows` [S], ascending: the rows that need logits of their last token. `scored_tokens` [P],
-    ascending: other tokens that need logits.
+    each. `sample_tokens` [S], ascending: the tokens after which one is sampled, none, one or several of a
+    row. `scored_tokens` [P], ascending: other tokens that need logits.
     """
 
     token_ids: Array
@@ -72,7 +72,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     query_starts: np.ndarray
     sequence_lengths: np.ndarray
     slots: np.ndarray
-    sample_rows: np.ndarray
+    sample_tokens: np.ndarray
     tables: tuple[np.ndarray, ...]
     decodes: int
     scored_tokens: np.ndarray = np.empty(0, np.int64)
@@ -93,16 +93,10 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
             query_starts=np.asarray(step.query_starts),
             sequence_lengths=np.asarray(step.sequence_lengths),
             slots=np.asarray(step.slots),
-            sample_rows=np.asarray(step.sample_rows),
+            sample_tokens=np.asarray(step.sample_tokens),
             tables=tuple(np.asarray(batch.block_table(group)) for group in range(groups)),
             decodes=step.decodes,
         )
-
-    @property
-    def sample_tokens(self) -> np.ndarray:
-        """Index of each sampling row's last token among all T: [S]."""
-        ends: np.ndarray = self.query_starts[self.sample_rows + 1] - 1
-        return ends
 
     @property
     def logit_tokens(self) -> np.ndarray:

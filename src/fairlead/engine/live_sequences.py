@@ -137,16 +137,16 @@ class LiveSequences:
         self._early_outputs.clear()
         return outputs
 
-    def complete(self, key: int, token_id: int, reason: int, details: OutputDetails) -> Output:
-        """End a sequence with its last token."""
+    def complete(self, key: int, token_ids: list[int], reason: int, details: OutputDetails) -> Output:
+        """End a sequence with its last tokens."""
         sequence = self.by_key[key]
         if details.error is not None:
             return self.fail(sequence, details.error)
         self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
         self._end(sequence, COMPLETED)
         if reason == STOPPED:
-            return details.output(key, [token_id], "stop", token_id)
-        return details.output(key, [token_id], "length")
+            return details.output(key, token_ids, "stop", token_ids[-1])
+        return details.output(key, token_ids, "length")
 
     def complete_without_token(self, sequence: Sequence, details: OutputDetails) -> Output:
         """End a sequence whose constrained answer is complete; the model has no token that ends one."""

@@ -191,6 +191,24 @@ class Memory:
             return 0
         return count
 
+    def extend_for_drafts(self, sequence: Sequence, drafts: int) -> int:
+        """Take the blocks for its next token and `drafts` drafts after it; return how many fit.
+
+        A pinned sequence takes none, so that what is reserved for it stays what it needs.
+        """
+        computed = sequence.tokens.computed
+        if sequence.reserved is None and self.extend(sequence, computed + 1 + drafts):
+            return drafts
+        room = min(self._batch.block_counts(sequence.slot)) * self._block_size - computed
+        return min(drafts, room - 1)
+
+    def rewind(self, sequence: Sequence) -> None:
+        """Free the blocks that hold none of its tokens: those of drafts that were not accepted."""
+        taken = self._batch.take_unused_blocks(sequence.slot)
+        for pool, blocks in zip(self.pools, taken, strict=True):
+            if blocks:
+                pool.free_blocks(blocks)
+
     def index(self, sequence: Sequence) -> None:
         """Add the blocks that are full now to the prefix cache; give up those that slid out of a window."""
         slot, hashes = sequence.slot, sequence.hashes

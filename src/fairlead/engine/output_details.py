@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from fairlead._cext.inputbatch import Committed, Step
+from fairlead._cext.inputbatch import Committed
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence
 from fairlead.engine.step import PromptScores, SampledTokens
@@ -44,15 +45,29 @@ class OutputDetails(msgspec.Struct):
 NO_DETAILS = OutputDetails()
 
 
+class TokensOf:
+    """The tokens of each sequence in a `Committed`, by its index there."""
+
+    def __init__(self, committed: Committed) -> None:
+        self._tokens = committed.tokens
+        self._counts = committed.counts
+        self._ends = np.asarray(committed.counts).cumsum() if len(self._tokens) > len(self._counts) else None
+
+    def __getitem__(self, index: int) -> list[int]:
+        if self._ends is None:
+            return [self._tokens[index]]
+        end = int(self._ends[index])
+        return self._tokens[end - self._counts[index] : end].tolist()
+
+
 class StepDetails(NamedTuple):
-    """By index in `Committed` for sequences with a new token; by key for those still in prefill."""
+    """By index in `Committed` for sequences with new tokens; by key for those still in prefill."""
 
     of_tokens: dict[int, OutputDetails]
     of_prompts: dict[int, OutputDetails]
 
 
 def step_details(
-    step: Step,
     sampled: SampledTokens,
     committed: Committed,
     scheduler: StepScheduler,
@@ -65,11 +80,11 @@ def step_details(
     if not (sampled.logprobs or sampled.prompt_scores or cached):
         return StepDetails({}, {})
     indices = {key: index for index, key in enumerate(committed.keys)}
-    for sample, logprob in sampled.logprobs.items():
-        # If the slot has a new sequence, that one was not in this step and is not in `indices`.
-        sequence = scheduler.running_in(step.sample_slots[sample])
-        if sequence is not None and sequence.key in indices:
-            of_tokens[indices[sequence.key]].logprobs.append(logprob)
+    if sampled.logprobs:
+        of_rows = np.arange(len(committed.keys)).repeat(np.asarray(committed.counts)).tolist()
+        for sample, index in zip(committed.samples, of_rows, strict=True):
+            if (logprob := sampled.logprobs.get(sample)) is not None:
+                of_tokens[index].logprobs.append(logprob)
     for key, scores in sampled.prompt_scores.items():
         if (sequence := sequences.get(key)) is not None:
             details = (

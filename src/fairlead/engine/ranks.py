@@ -63,6 +63,7 @@ class LeadingForward:
     def __init__(self, forward: Forward, membership: Membership) -> None:
         self.device = forward.device
         self.vocab_size = forward.vocab_size
+        self.samples_several = forward.samples_several
         self.kernel = f"{forward.kernel} × {membership.ranks.size}"
         self._forward = forward
         self._stage = staging(forward)
@@ -77,6 +78,7 @@ class LeadingForward:
         max_batch: int,
         max_batched_tokens: int,
         max_model_len: int,
+        most_drafts: int = 0,
         report: Callable[[float], None],
     ) -> None:
         """See `StagedForward`. All ranks prepare at the same time."""
@@ -86,6 +88,7 @@ class LeadingForward:
                 max_batch=max_batch,
                 max_batched_tokens=max_batched_tokens,
                 max_model_len=max_model_len,
+                most_drafts=most_drafts,
                 report=report,
             )
 
@@ -168,7 +171,7 @@ class ReceivedStep:
         self.query_starts = arena[at.query_starts :][: self.rows + 1]
         self.sequence_lengths = arena[at.sequence_lengths :][: self.rows]
         self.slots = arena[at.slots :][: self.rows]
-        self.sample_rows = arena[at.sample_rows :][: self.samples]
+        self.sample_tokens = arena[at.sample_tokens :][: self.samples]
 
     def block_writes(self) -> list[tuple[int, int, int, np.ndarray]]:
         """Return the changes of the block tables: group, slot, column, and the block ids from there on."""

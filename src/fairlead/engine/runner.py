@@ -42,6 +42,7 @@ class ModelRunner:
     ) -> None:
         self.forward = forward
         self.overlaps = overlaps
+        self.samples_several = forward.samples_several
         self.arenas = arenas
         self._eos_token_ids = eos_token_ids
         self._sampler: Sampler | None = None
@@ -64,13 +65,15 @@ class ModelRunner:
         scores = prompts.score(logits[step.samples :]) if prompts is not None else None
         logits = logits[: step.samples]
         last = inputs.token_ids
-        if step.samples < len(last):  # else every token is the last one of its row
+        if step.samples < len(last):  # else every token is sampled after
             last = last[upload(inputs.sample_tokens, forward.device)]
-        slots = np.asarray(step.sample_slots)
+        slots, positions = np.asarray(step.sample_slots), np.asarray(step.positions)
         sampler = self._sampler_of(batch)
         sampler.update_state()
         last_ids = self._last_ids(step, inputs) if sampler.constrains else None
-        rows = SampledRows(slots, inputs.sequence_lengths[inputs.sample_rows], last, last_ids)
+        ids = np.asarray(step.input_ids) if step.drafts else None
+        tokens = inputs.sample_tokens
+        rows = SampledRows(slots, positions[tokens] + 1, last, last_ids, tokens, ids)
         samples = sampler.sample(logits, rows, processes_logits=step.processes_logits)
         self._latest, self._previous = samples.tokens, samples
         return LaunchedStep(samples, out_of_vocabulary_rows(batch, slots, forward.vocab_size), scores)
@@ -86,8 +89,8 @@ class ModelRunner:
         return self._sampler
 
     def _last_ids(self, step: Step, inputs: Inputs) -> np.ndarray:
-        """Return the last token of each sampled row. Waits for the previous step, not for this one."""
-        last: np.ndarray = np.asarray(step.input_ids)[inputs.query_starts[inputs.sample_rows + 1] - 1]
+        """Return the token before each sample. Waits for the previous step, not for this one."""
+        last: np.ndarray = np.asarray(step.input_ids)[inputs.sample_tokens]
         late = last < 0
         if late.any():
             assert self._previous is not None

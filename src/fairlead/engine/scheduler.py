@@ -8,6 +8,7 @@ meaning of tokens.
 from array import array
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
@@ -19,6 +20,17 @@ from fairlead.engine.sequence_queue import SequenceQueue
 from fairlead.engine.slow_masks import SlowMasks
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
+
+
+class Speculation(msgspec.Struct, frozen=True):
+    """Prompt lookup: what followed a sequence's last tokens before is likely to follow again.
+
+    ngram: how many last tokens must have occurred before.
+    drafts: how many tokens are tried at once.
+    """
+
+    ngram: int = 3
+    drafts: int = 4
 
 
 class StepScheduler:
@@ -33,7 +45,7 @@ class StepScheduler:
 
     A step has at most `most_scored` tokens of prompts with requested log-probabilities, because all their
     logits are in memory at once. With `slow_masks`, a constrained sequence skips the steps that would have to
-    wait for its mask.
+    wait for its mask. With `speculation`, sequences that decode compute drafts, too: tokens that may follow.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class StepScheduler:
         even_chunks: bool = False,
         most_scored: int | None = None,
         slow_masks: SlowMasks | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.batch = batch
         self.memory = memory
@@ -79,6 +92,7 @@ class StepScheduler:
         self._most_scored = max_batched_tokens if most_scored is None else most_scored
         self._scored_left = 0
         self._slow_masks = slow_masks
+        self._speculation = speculation
         self.held = 0  # sequences that the latest plan left out, because their masks are slow
 
     @property
@@ -134,6 +148,7 @@ class StepScheduler:
         if self.preemptions == preemptions:  # else admission could take the room that was just made
             self._admit()
         self._hold_slow()
+        self._add_drafts()
         step = self.batch.prepare_inputs()
         while step is None and self._running and not self.batch.steps_under_way and not self.held:
             if self.preemptions == preemptions:
@@ -144,6 +159,7 @@ class StepScheduler:
             preemptions = self.preemptions
             self._fill_step()  # the preempted one may have been the only one with a row
             self._hold_slow()
+            self._add_drafts()
             step = self.batch.prepare_inputs()
         return step
 
@@ -151,6 +167,11 @@ class StepScheduler:
         """Index the blocks that sequences in these slots filled in the step that was just committed."""
         for sequence in self._running.in_slots(slots):
             self.memory.index(sequence)
+
+    def rewound(self, slots: Iterable[int]) -> None:
+        """Free what the drafts of sequences in these slots took that were not accepted."""
+        for sequence in self._running.in_slots(slots):
+            self.memory.rewind(sequence)
 
     # Building a step ---------------------------------------------------------------------------------
 
@@ -176,6 +197,16 @@ class StepScheduler:
             if chooses and not self._slow_masks.admits(sequence):
                 self._leave_out(sequence)
                 self.held += 1
+
+    def _add_drafts(self) -> None:
+        """Give the rest of the budget to drafts of the sequences that decode, as far as blocks are free."""
+        if self._speculation is None:
+            return
+        for slot in self.batch.look_up_drafts(self._speculation.ngram, self._budget):
+            sequence = self._running.by_slot[slot]
+            assert sequence is not None
+            drafts = self.memory.extend_for_drafts(sequence, self.batch.num_drafts[slot])
+            self.batch.num_drafts[slot] = drafts
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""

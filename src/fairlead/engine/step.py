@@ -50,12 +50,15 @@ class Runner(Protocol):
 
     `overlaps`: `launch` returns before the device is done, so that the next step can be planned meanwhile.
     `arenas`: buffers for the steps' inputs (pinned memory, for example), or how many the batch allocates.
+    `samples_several`: a row may sample several times; else it is prepared as several that sample once.
     """
 
     @property
     def overlaps(self) -> bool: ...
     @property
     def arenas(self) -> "Sequence[Buffer] | int": ...
+    @property
+    def samples_several(self) -> bool: ...
 
     def launch(self, step: Step, batch: InputBatch) -> PendingStep:
         """Start a step. Its rows must have their blocks already."""
@@ -67,13 +70,13 @@ class Runner(Protocol):
 class Outcome(msgspec.Struct, frozen=True):
     """What to report after a step, or without one.
 
-    A sequence with one new token and nothing else to report is in `keys` (little-endian int64) and, at the
-    same index, in `tokens` (int32). Everything else is in `outputs`. No sequence is in both.
+    The fields are those of `messages.StepOutputs`.
     """
 
     keys: bytes
     tokens: bytes
     outputs: list[Output]
+    counts: bytes = b""
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.outputs)

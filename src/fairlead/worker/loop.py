@@ -152,4 +152,6 @@ class Loop:
     def _send(self, outcome: Outcome) -> None:
         self._frame_is_due = False
         statistics = msgspec.structs.replace(self._engine.statistics(), step_s=self._step_s)
-        self._channel.write(messages.StepOutputs(outcome.keys, outcome.tokens, outcome.outputs, statistics))
+        self._channel.write(
+            messages.StepOutputs(outcome.keys, outcome.tokens, outcome.outputs, statistics, outcome.counts)
+        )

@@ -251,6 +251,7 @@ class SharedChannel:
             return parts + [(other, _empty(step)) for other in due if other is not client]
         keys: npt.NDArray[np.int64] = np.frombuffer(step.keys, "<i8")
         tokens: npt.NDArray[np.int32] = np.frombuffer(step.tokens, "<i4")
+        counts: npt.NDArray[np.uint8] = np.frombuffer(step.counts, np.uint8)
         prefixes = keys >> messages.KEY_BITS
         outputs: dict[int, list[messages.Output]] = {}
         for output in step.outputs:
@@ -260,8 +261,12 @@ class SharedChannel:
             mine = prefixes == client.prefix
             own = outputs.get(client.prefix, [])
             if client.is_due or own or mine.any():
-                part = (keys[mine].tobytes(), tokens[mine].tobytes(), own)
-                parts.append((client, messages.StepOutputs(*part, step.statistics)))
+                own_tokens = tokens[mine.repeat(counts) if step.counts else mine]
+                own_counts = counts[mine].tobytes() if step.counts else b""
+                part = messages.StepOutputs(
+                    keys[mine].tobytes(), own_tokens.tobytes(), own, step.statistics, own_counts
+                )
+                parts.append((client, part))
         return parts
 
     def _send(self, client: _Client, message: messages.ToClient) -> None:

@@ -21,16 +21,30 @@ Kept = TypeVar("Kept")
 
 
 class SampledRows(NamedTuple):
-    """The S rows of a step that sample.
+    """The S samples of a step, each a row of its logits. A sequence with drafts has several, one after each.
 
-    `positions` are those of the tokens to choose. `latest`, int32 on the device: the tokens before them,
-    which may not be committed yet. `last_ids`: the same as an array, where the step has constrained rows.
+    slots: of their sequences [S].
+    positions: of the tokens to choose [S].
+    latest: the tokens before them [S], int32 on the device, which may not be committed yet.
+    last_ids: the same as an array, where the step has constrained sequences.
+    tokens: the indices of the tokens before them among the step's [S].
+    input_ids: the step's tokens, where some are drafts.
     """
 
     slots: np.ndarray
     positions: np.ndarray
     latest: Array
     last_ids: np.ndarray | None = None
+    tokens: np.ndarray | None = None
+    input_ids: np.ndarray | None = None
+
+    def drafts_before(self, row: int, known: int) -> list[int]:
+        """Return the drafts before a row's token, of a sequence with `known` tokens."""
+        if self.input_ids is None or self.tokens is None:
+            return []
+        end = int(self.tokens[row]) + 1
+        drafts: list[int] = self.input_ids[end - int(self.positions[row]) + known : end].tolist()
+        return drafts if min(drafts, default=0) >= 0 else []  # else it is a token that the device has
 
     def indices(self, slots: Collection[int]) -> np.ndarray:
         """Return the indices of the rows with a slot among `slots`."""
@@ -96,9 +110,14 @@ class Penalties(LogitsProcessor):
 
     def apply(self, logits: Array, rows: SampledRows) -> None:
         penalised = rows.indices(self._counts)
-        ids_of, counts_of, lengths = zip(
-            *(self._counts[slot].update() for slot in rows.slots[penalised].tolist()), strict=True
-        )
+        counted = []
+        for row in penalised.tolist():
+            token_counts = self._counts[int(rows.slots[row])]
+            some_ids, some_counts, length = token_counts.update()
+            if drafts := rows.drafts_before(row, length):
+                some_ids, some_counts = token_counts.with_drafts(drafts)
+            counted.append((some_ids, some_counts, length + len(drafts)))
+        ids_of, counts_of, lengths = zip(*counted, strict=True)
         device, xp = device_of(logits), library(logits)
         # Distinct (row, id) of the ids in a row's prompt or output, and how often each is in the output.
         row_indices = upload(penalised.repeat([len(ids) for ids in ids_of]), device)
@@ -191,15 +210,23 @@ class MinTokens(LogitsProcessor):
         keep_by_slot(self._ends, update, self._ends_of)
 
     def applies_to(self, rows: SampledRows) -> bool:
-        for slot, position in zip(rows.slots.tolist(), rows.positions.tolist(), strict=True):
+        if not self._ends:
+            return False
+        first = dict(zip(rows.slots.tolist()[::-1], rows.positions.tolist()[::-1], strict=True))
+        for slot, position in first.items():  # those after drafts may come again
             if slot in self._ends and position >= self._ends[slot][0]:
                 del self._ends[slot]
-        return len(rows.indices(self._ends)) > 0
+        return len(self._early(rows)) > 0
 
     def apply(self, logits: Array, rows: SampledRows) -> None:
-        early = rows.indices(self._ends)
+        early = self._early(rows)
         ids = [self._ends[slot][1] for slot in rows.slots[early].tolist()]
         add_to_logits(logits, early, ids, [np.full(len(some), _BANNED, np.float32) for some in ids])
+
+    def _early(self, rows: SampledRows) -> np.ndarray:
+        pairs = zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)
+        early = [slot in self._ends and position < self._ends[slot][0] for slot, position in pairs]
+        return np.flatnonzero(early)
 
     def _ends_of(self, state: SequenceState) -> tuple[int, np.ndarray] | None:
         if state.min_tokens == 0:

@@ -1,5 +1,7 @@
 """How often each token occurs in a sequence: counted once, then updated from step to step."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fairlead._cext.inputbatch import SequenceState
@@ -30,6 +32,19 @@ class TokenCounts:
             self._add(token_id)
         self._seen = len(tokens)
         return self._ids[: self._size], self._counts[: self._size], self._seen
+
+    def with_drafts(self, drafts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids and counts of `update` as if these tokens followed."""
+        counts = self._counts[: self._size].copy()
+        new: dict[int, int] = {}
+        for token_id in drafts:
+            index = self._indices.get(token_id)
+            if index is not None:
+                counts[index] += 1
+            elif 0 <= token_id < self._vocab_size:
+                new[token_id] = new.get(token_id, 0) + 1
+        ids = np.array(list(new), np.int64), np.array(list(new.values()), np.int64)
+        return np.concatenate((self._ids[: self._size], ids[0])), np.concatenate((counts, ids[1]))
 
     def _add(self, token_id: int) -> None:
         index = self._indices.get(token_id)
