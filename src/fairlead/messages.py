@@ -26,6 +26,17 @@ KEY_BITS = 40
 ErrorCode = Literal["engine_failed", "grammar_failed", "invalid_request", "request_timeout", "stale_grant"]
 
 
+class Speculation(msgspec.Struct, frozen=True):
+    """Prompt lookup: what followed a sequence's last tokens before is likely to follow them again.
+
+    ngram: how many last tokens must have occurred before.
+    drafts: how many tokens are tried in a step.
+    """
+
+    ngram: int = 3
+    drafts: int = 4
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="spec"):
     """The model that a child loads, and its limits. Sent as the first frame; None: choose what fits.
 
@@ -39,6 +50,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
     each uses `gpu_memory` of a GPU of its own. `eos_token_ids`: the tokens that end an answer. The process
     sets them itself, for all of its ranks: a dispatcher with fronts has read nothing of the model.
+    `speculation`: None: sequences get one token in each step.
     """
 
     path: str
@@ -62,6 +74,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     block_size: int = 16
     threads: int | None = None
     parallel: int = 1
+    speculation: Speculation | None = None
     listen: str = ""
     first_grant: Grant = FIRST_GRANT
 

@@ -10,9 +10,9 @@ import transformers
 from engine.interpreted import interpreted, note_launches
 from fairlead._cext.cpustep import variants
 from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.engine.backend import staging
 from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import CpuStep
-from fairlead.engine.backend import staging
 from fairlead.engine.forward import TorchForward
 from fairlead.models.loader import load_model, read_source
 from fairlead.models.quantization.none import UnquantizedLinear

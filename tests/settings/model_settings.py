@@ -89,6 +89,18 @@ async def tokens_of_a_step_are_limited(server: Served) -> None:
     assert max(server.engine.computed) == 32, server.engine.computed
 
 
+@setting("models.ENGINE.speculation.ngram", model(speculation={"ngram": 64}, maxModelLen=512))
+async def drafts_follow_only_as_many_tokens_as_are_configured(server: Served) -> None:
+    assert (await server.complete([5, 6, 7, 8] * 4, tokens=40).done()).status == 200
+    assert server.engine.statistics.draft_tokens == 0, server.engine.statistics
+
+
+@setting("models.ENGINE.speculation.drafts", model(speculation={"ngram": 1, "drafts": 2}, maxModelLen=512))
+async def drafts_of_a_step_are_limited(server: Served) -> None:
+    await server.complete([5, 6, 7, 8] * 8, tokens=64).done()
+    assert max(server.engine.computed[1:]) == 1 + 2, server.engine.computed
+
+
 @setting("models.ENGINE.maxInputTokens", model(maxInputTokens=20))
 async def tokens_of_a_prompt_are_limited(server: Served) -> None:
     assert (await server.complete([5] * 20).done()).status == 200

@@ -58,6 +58,20 @@ class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
     addresses, or other machines that may send requests without a key."""
 
 
+class SpeculationConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """Speculation of one model, which makes answers that repeat their prompts faster and changes none.
+
+    Where the last tokens of a text occurred before, in its prompt or answer, those that followed there are
+    computed in the same step, and accepted as far as the model chooses them. Answers with a schema, a grammar
+    or a limit of the reasoning are computed without.
+    """
+
+    ngram: Annotated[int, Meta(ge=1, le=64)] = 3
+    """How many last tokens must have occurred before."""
+    drafts: Annotated[int, Meta(ge=1, le=64)] = 4
+    """How many tokens are tried in one step. They take part of maxBatchedTokens."""
+
+
 class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag_field="kind"):
     """A model that the built-in engine runs. Limits that are not set are those of the model or the machine.
 
@@ -112,6 +126,9 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     its chat template uses; if that ignores tools or has no known tool calls, json, which a system message
     explains."""
     kv_cache: KvCacheConfig = KvCacheConfig()
+    speculation: SpeculationConfig | None = None
+    """Several tokens a step for answers that repeat their prompt. Default: off. With it, steps on a GPU do
+    not overlap, and rounding there may change an answer, as a batch of another size does."""
     gpu_memory: Annotated[float, Meta(gt=0)] | None = None
     """Its budget of GPU memory, for weights and cache together: a fraction of the total up to 1, such as 0.9,
     or MiB; with parallel, of each of its GPUs. Default: the free memory. No effect on a CPU."""

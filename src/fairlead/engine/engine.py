@@ -18,12 +18,12 @@ from fairlead.engine.live_sequences import LiveSequences
 from fairlead.engine.memory import Memory, longest
 from fairlead.engine.output_details import NO_DETAILS, TokensOf, step_details
 from fairlead.engine.request_validator import Prompt, RequestValidator, UnknownToken
-from fairlead.engine.scheduler import Speculation, StepScheduler
+from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.slow_masks import SlowMasks
 from fairlead.engine.step import Outcome, Runner, SampledTokens
 from fairlead.job import Sampling
-from fairlead.messages import EngineStatistics, Output
+from fairlead.messages import EngineStatistics, Output, Speculation
 from fairlead.structured.compiler import GrammarCompiler
 
 # The batch's parameters of a prompt to embed: it ends where its first token would be chosen.

@@ -205,12 +205,14 @@ def finish_loading(spec: WorkerSpec, loaded: LoadedWeights, report: Callable[[fl
     slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
     max_model_len = min(context, max(blocks) * spec.block_size, spec.kv_cache_entries or context)
     max_batch = min(spec.max_batch or slots, slots)
+    most_drafts = 0 if spec.speculation is None else spec.speculation.drafts
     if isinstance(forward, StagedForward):
         forward.prepare(
             slots=slots,
             max_batch=max_batch,
             max_batched_tokens=batched_tokens,
             max_model_len=max_model_len,
+            most_drafts=most_drafts,
             report=report,
         )
     arena_bytes = InputBatch.arena_size(
@@ -219,6 +221,7 @@ def finish_loading(spec: WorkerSpec, loaded: LoadedWeights, report: Callable[[fl
         max_model_len=max_model_len,
         block_size=spec.block_size,
         groups=len(blocks),
+        most_drafts=most_drafts,
     )
     return LoadedModel(
         runner=loaded.make_runner(forward, slots, arena_bytes),

@@ -8,7 +8,6 @@ meaning of tokens.
 from array import array
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
@@ -18,19 +17,9 @@ from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 from fairlead.engine.slow_masks import SlowMasks
+from fairlead.messages import Speculation
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
-
-
-class Speculation(msgspec.Struct, frozen=True):
-    """Prompt lookup: what followed a sequence's last tokens before is likely to follow again.
-
-    ngram: how many last tokens must have occurred before.
-    drafts: how many tokens are tried at once.
-    """
-
-    ngram: int = 3
-    drafts: int = 4
 
 
 class StepScheduler:

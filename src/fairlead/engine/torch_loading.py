@@ -96,7 +96,8 @@ def _load(
             # A recorded graph would have to contain the exchange between GPUs.
             forward = DeviceForward.on_cuda(loaded.model, cache, records=ranks.size == 1)
         else:
-            forward = TorchForward(loaded.model, cache)
+            exact = spec.speculation is not None and device.type == "cpu"
+            forward = TorchForward(loaded.model, cache, exact=exact)
         if membership is not None and ranks.rank == 0:
             forward = LeadingForward(forward, membership)
         return forward, cache.nbytes
@@ -105,7 +106,8 @@ def _load(
         # Ranks other than 0 prepare no steps.
         arenas = _arenas(device if ranks.rank == 0 else torch.device("cpu"), arena_bytes)
         if source.pooling is None:
-            overlaps = device.type != "cpu"
+            # A draft follows a token that is known, so the next step begins after the one before.
+            overlaps = device.type != "cpu" and spec.speculation is None
             return ModelRunner(forward, spec.eos_token_ids, overlaps=overlaps, arenas=arenas)
         assert isinstance(forward, TorchForward)
         return EmbeddingRunner(forward, source.pooling, slots=slots, arenas=arenas)

@@ -15,10 +15,11 @@ from fairlead.answer.embedding_job import embedding
 from fairlead.answer.sequence import NodeSequence
 from fairlead.answer.sink import Sink
 from fairlead.config import HealthConfig, ModelConfig
+from fairlead.config.models import SpeculationConfig
 from fairlead.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed, StaleGrant
 from fairlead.grant import Grant
 from fairlead.job import AnswerParts, Job
-from fairlead.messages import EngineStatistics, Output, Ready, WorkerSpec
+from fairlead.messages import EngineStatistics, Output, Ready, Speculation, WorkerSpec
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import GpuUse, NodeReport
 from fairlead.nodes.own_engine import OwnEngine
@@ -55,7 +56,12 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
         watchdog_s=model.watchdog_s,
         threads=model.threads,
         parallel=model.parallel,
+        speculation=_speculation(model.speculation),
     )
+
+
+def _speculation(settings: SpeculationConfig | None) -> Speculation | None:
+    return None if settings is None else Speculation(settings.ngram, settings.drafts)
 
 
 class EngineConnection(Protocol):

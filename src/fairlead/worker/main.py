@@ -181,6 +181,7 @@ def _engine(
         draw_seed=_draw_seed,
         embeds=model.embeds,
         compiler=compiler,
+        speculation=None if model.embeds else spec.speculation,
     )
 
 
