@@ -1,6 +1,7 @@
 """Tokens per second of a model on the CPU kernel, with and without speculation, on two kinds of text.
 
-    python bench/speculation.py MODEL_FOLDER --out bench/results/speculation.json
+    python bench/random_model.py SmolLM2-135M smollm2
+    OMP_WAIT_POLICY=PASSIVE python bench/speculation.py smollm2 --out bench/results/speculation.json
 
 `repeats`: the prompt repeats a passage of random tokens, which the greedy answer goes on repeating. `random`:
 a prompt of random tokens, and an answer drawn at a high temperature. Both settings must make the same tokens.
@@ -19,8 +20,7 @@ from fairlead.engine.loading import LoadedModel, load_runner
 from fairlead.job import Sampling
 from fairlead.messages import Speculation, StepOutputs, WorkerSpec
 
-STREAMS = (1, 8)
-TOKENS = 128
+TOKENS = 64
 SETTINGS = {"off": None, "on": Speculation(ngram=3, drafts=4)}
 Request = tuple[list[int], Sampling]
 
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     spec = WorkerSpec(
@@ -40,7 +41,7 @@ def main() -> None:
     loaded = load_runner(spec, lambda *_: None)
     results = {}
     for kind in ("repeats", "random"):
-        for streams in STREAMS:
+        for streams in options.streams:
             requests = [request_of(kind, seed, loaded.vocab_size) for seed in range(streams)]
             results[f"{kind}, {streams} streams"] = compare(loaded, requests, options.rounds)
     report = {
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def request_of(kind: str, seed: int, vocabulary: int) -> Request:
-    """Return a request of 128 tokens whose answer repeats its prompt, or does not."""
+    """Return a request whose answer repeats its prompt, or does not."""
     rng = random.Random(seed)
     if kind == "random":
         prompt = [rng.randrange(vocabulary) for _ in range(240)]
