@@ -134,7 +134,7 @@ def test_client_that_leaves_the_queue_never_reaches_the_peer(rig):
         with pytest.raises(httpx.ReadTimeout), rig.asking(rig.dialect.body(stream=False), timeout=0.5):
             pass
         until(lambda: rig.server.queue()["waiting"] == 0, within_s=2)
-    until(lambda: is_at_rest(rig), within_s=3)
+    until(lambda: is_at_rest(rig))  # on a busy machine LiteLLM takes seconds to notice clients that have left
     assert begun == (rig.backend and rig.backend.generations)
     rig.slow_down()
     assert rig.ask().status_code == 200
