@@ -126,7 +126,7 @@ def open_files() -> int:
 
 def relayed_job(number: int, *, stream: bool) -> "Job":
     """Return a job with a client's request."""
-    from fairlead.api.dialects.openai_events import ChunkReader
+    from fairlead.api.dialects.openai_chat import ChatDialect
     from fairlead.job import Job, Relay, Sampling
 
     body = json.dumps({"model": "m", "stream": stream}).encode()
@@ -138,7 +138,7 @@ def relayed_job(number: int, *, stream: bool) -> "Job":
         sampling=Sampling(max_tokens=100, temperature=0.0),
         stream=stream,
         request_id=str(number),
-        relay=Relay("/v1/chat/completions", body, stream, reader=ChunkReader()),
+        relay=Relay(ChatDialect.path, body, stream),
     )
 
 

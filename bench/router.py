@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import trio
 
 from fairlead.answer.sink import Backpressure
-from fairlead.api.dialects.openai_events import ChunkReader
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.errors import FairleadError
 from fairlead.http.client import Upstream
 from fairlead.job import Delta, Job, Relay, Sampling
@@ -94,7 +94,7 @@ class NodeRoute:
             sampling=Sampling(max_tokens=100),
             stream=stream,
             request_id="bench",
-            relay=Relay("/v1/chat/completions", body_of(kind), stream, reader=ChunkReader()),
+            relay=Relay(ChatDialect.path, body_of(kind), stream),
         )
         async with self._node.generate(job, sink):
             await sink.ended.wait()

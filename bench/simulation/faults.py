@@ -25,7 +25,7 @@ import trio
 import trio._core._run as trio_run
 from trio.testing import MockClock
 
-from fairlead.api.dialects.openai_events import ChunkReader
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.exchange import unwrap
 from fairlead.config import HealthConfig, NodeConfig, QueueConfig, TimeoutsConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -302,7 +302,7 @@ def _job(request: ClientRequest) -> Job:
         sampling,
         stream=request.stream,
         request_id=request.name,
-        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), request.stream, reader=ChunkReader()),
+        relay=Relay(ChatDialect.path, json.dumps(body).encode(), request.stream),
     )
 
 

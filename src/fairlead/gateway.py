@@ -21,7 +21,7 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.answer.attempt import Attempt, retry_sink
+from fairlead.answer.attempt import Attempt, reader_of, retry_sink
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
 from fairlead.dispatch.estimates import WaitEstimate
@@ -237,7 +237,7 @@ class _RunningJob:
             loss = _loss(error)
             failures += loss.cause == "failed"
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
-            another = retry_sink(self.deltas, self._job.reader) if failures < attempts else None
+            another = retry_sink(self.deltas, reader_of(self._job)) if failures < attempts else None
             # A node that rejects a job has not failed, and may do this many times.
             log = logger.debug if loss.cause in ("full", "stale") else logger.warning
             log("attempt failed", node=seat.node_id, reason=error.message, retries=another is not None)

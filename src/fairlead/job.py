@@ -5,11 +5,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from fairlead.upstream_events import ChatReader, UpstreamReader
-
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+
+CHAT_PATH = "/v1/chat/completions"
 
 CHAT_DIALECT = "openai"
 """The dialect that others are translated to, by its name in the configuration."""
@@ -116,20 +116,19 @@ class Media(msgspec.Struct, frozen=True):
 class ChatRelay(msgspec.Struct, frozen=True):
     """A request as a chat completion of OpenAI, for nodes that speak no other dialect.
 
-    `reader` reads the node's answer, which is translated to the client's dialect.
+    The node's answer is translated to the client's dialect.
     """
 
     body: bytes
-    reader: ChatReader
-    path: str = "/v1/chat/completions"
+    path: str = CHAT_PATH
 
 
 class Relay(msgspec.Struct, frozen=True):
     """What a client sent, for a node that understands it: the route's path, the body, whether it streams.
 
     `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
-    `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
-    `reader` reads the node's response, which needs none with a `passthrough`. A node that does not speak
+    `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything. Without
+    one, the node's response is read as that of the dialect with this `path`. A node that does not speak
     `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: even
     nodes that speak it get `chat`, because only `chat` has the whole request. `headers` are those of the
     client's that belong to the dialect, and go with `body` only. With `media` the answer may be of any type.
@@ -139,7 +138,6 @@ class Relay(msgspec.Struct, frozen=True):
     body: bytes
     stream: bool = False
     passthrough: Passthrough | None = None
-    reader: UpstreamReader | None = None
     dialect: str = CHAT_DIALECT
     chat: ChatRelay | None = None
     only_chat: bool = False
@@ -229,11 +227,6 @@ class Job(msgspec.Struct, frozen=True):
     def has_no_tokens(self) -> bool:
         """Whether neither its prompt nor its answer has tokens, so that the request itself is charged."""
         return self.relay is not None and self.relay.media is not None
-
-    @property
-    def reader(self) -> UpstreamReader | None:
-        """The reader of other servers' responses to it, if it may be relayed."""
-        return self.relay.reader if self.relay is not None else None
 
     @property
     def may_be_repeated(self) -> bool:

@@ -1,7 +1,7 @@
-"""What is read of other servers' responses, and the interface of a reader. Only values.
+"""What is read of other servers' responses, the interface of a reader, and the readers by their paths.
 
-Each dialect of the API reads its own events. A job that may be relayed has the reader of its dialect, and one
-that may be translated has a reader of chats.
+Each dialect of the API reads its own events, and adds its reader here when it is defined. A job that may be
+relayed has only the path of its dialect.
 """
 
 from typing import Literal, Protocol
@@ -173,3 +173,10 @@ class UpstreamReader(Protocol):
 
         Raises `ValueError` if its text is in several members, or if it cannot be written anew.
         """
+
+
+readers: dict[str, UpstreamReader] = {}
+"""The reader of each dialect, by the path of its requests."""
+
+chat_readers: dict[str, ChatReader] = {}
+"""The readers of chats that are translated to other dialects, by the path of the chats."""

@@ -12,7 +12,7 @@ from fairlead.answer.media_relay import written_form
 from fairlead.answer.passthrough import decode_head
 from fairlead.answer.refusals import JSON
 from fairlead.answer.upstream_stream import RelayFailed
-from fairlead.api.dialects.openai_events import ChunkReader
+from fairlead.api import route_table  # noqa: F401  # defines the dialects, which read errors
 from fairlead.config import FiltersConfig
 from fairlead.errors import NodeFull, NodeRefused, NodeUnsuited, UploadFailed
 from fairlead.http.client import Upstream, UpstreamFailed
@@ -57,7 +57,7 @@ def media_job(
     path: str = TRANSCRIBE, form: Form | None = None, *, method: str = "POST", **body: object
 ) -> Job:
     media = Media(method, "", form, "ear")
-    relay = Relay(path, json.dumps(body).encode(), media=media, reader=ChunkReader())
+    relay = Relay(path, json.dumps(body).encode(), media=media)
     return Job(
         id="media-1",
         tenant="A",

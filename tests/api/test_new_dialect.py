@@ -15,7 +15,7 @@ from fairlead.api.route import dialect_route
 from fairlead.api.route_table import ROUTES
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
-from fairlead.upstream_events import UpstreamEvent
+from fairlead.upstream_events import UpstreamEvent, readers
 from fake_fleet import FakeFleet
 
 PATH = "/api/continue"
@@ -181,7 +181,7 @@ async def test_new_dialect_is_relayed_with_its_reader(client):
     assert reply.status == 200
     relay = client.gateway.job.relay
     assert relay.path == PATH
-    assert relay.reader.read_event(b'data: {"piece": "a"}\n\n').text == "a"
+    assert readers[relay.path].read_event(b'data: {"piece": "a"}\n\n').text == "a"
 
 
 async def test_new_dialect_is_in_the_document(client):

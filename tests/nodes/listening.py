@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from fairlead.answer.sink import Sink
-from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
+from fairlead.api import route_table  # noqa: F401  # defines the dialects, which read nodes' answers
 from fairlead.config import HealthConfig
 from fairlead.errors import FairleadError
 from fairlead.http.client import Upstream, UpstreamTimeouts
@@ -20,7 +20,6 @@ from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.stub_server import StubServer
-from upstream_readers import READERS
 
 CHAT = "/v1/chat/completions"
 
@@ -114,7 +113,7 @@ def relayed_job(
         stop=stop,
         stream=stream,
         request_id=request_id,
-        relay=Relay(path, msgspec.json.encode(document), stream, reader=READERS.get(path)),
+        relay=Relay(path, msgspec.json.encode(document), stream),
     )
 
 
@@ -123,7 +122,7 @@ def translated_job(**options: Any) -> Job:
     job = relayed_job("/v1/messages", **options)
     assert job.relay is not None
     body = msgspec.json.decode(job.relay.body) | {"stream_options": {"include_usage": True}}
-    chat = ChatRelay(msgspec.json.encode(body), OpenAIChatReader())
+    chat = ChatRelay(msgspec.json.encode(body))
     return msgspec.structs.replace(
         job, relay=msgspec.structs.replace(job.relay, dialect="messages", chat=chat)
     )

@@ -12,8 +12,8 @@ from fairlead.answer.deltas import Deltas
 from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError
-from fairlead.job import Delta
-from fairlead.upstream_events import UpstreamReader
+from fairlead.job import Delta, Job
+from fairlead.upstream_events import UpstreamReader, readers
 
 
 class Attempt:
@@ -41,6 +41,12 @@ class Attempt:
     def close(self) -> None:
         """Drop everything from now on: the node may still put output into it."""
         self.put = _drop
+
+
+def reader_of(job: Job) -> UpstreamReader | None:
+    """Return the reader of other servers' responses to a job; None if they are not read."""
+    relay = job.relay
+    return None if relay is None or relay.passthrough is not None else readers.get(relay.path)
 
 
 def retry_sink(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:

@@ -21,8 +21,8 @@ from fairlead.http.client import UpstreamResponse
 from fairlead.http.multipart import FORM, part_head
 from fairlead.http.request_head import StreamedBody
 from fairlead.http.server_sent_events import is_comment
-from fairlead.job import Delta, Form, FormPart, Job
-from fairlead.upstream_events import EVENTS, UpstreamReader
+from fairlead.job import CHAT_PATH, Delta, Form, FormPart
+from fairlead.upstream_events import EVENTS, UpstreamReader, readers
 
 # What is held back of an answer that may be an error.
 HELD_BYTES = 1024 * 1024
@@ -35,16 +35,15 @@ _PAGE_BEGINNINGS = (b"<!doctype html", b"<html")
 _encode = msgspec.json.Encoder().encode
 
 
-async def relay_media(name: str, job: Job, response: UpstreamResponse, sink: Sink) -> None:
+async def relay_media(name: str, response: UpstreamResponse, sink: Sink) -> None:
     """Put a success into the sink. Raises `RelayFailed`, and what `late_refusal` returns.
 
     name: that of the server, for messages.
-    job: the job, with the reader of errors.
     response: the response, which is decoded.
     sink: where it is put, with its head as the first piece.
     """
     kind = response.head.headers.get("content-type", "").strip()
-    first = await _beginning(name, response, job.reader)
+    first = await _beginning(name, response, readers[CHAT_PATH])
     head = encode_head(PassthroughHead(response.head.status, {"Content-Type": kind or UNTOLD}))
     sink.put(Delta(0, raw=[head, first]))
     size = len(first)

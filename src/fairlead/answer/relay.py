@@ -30,7 +30,7 @@ from fairlead.http.request_head import StreamedBody
 from fairlead.http.response_parser import InvalidResponse
 from fairlead.http.server_sent_events import BYTE_ORDER_MARK
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Media, Relay
-from fairlead.upstream_events import EVENTS, UpstreamReader
+from fairlead.upstream_events import EVENTS, UpstreamReader, readers
 
 ERROR_BYTES = 1024 * 1024
 ERROR_BODY_S = 10.0
@@ -95,7 +95,7 @@ async def relay(
     if user is not None:
         headers[USER_HEADER] = user
     if request.media is not None:
-        await _relay_media(upstream, job, request, request.media, sink, headers, model=model, filters=filters)
+        await _relay_media(upstream, request, request.media, sink, headers, model=model, filters=filters)
         return
     body = rewritten(target.body, model, filters)
     if target is request:
@@ -118,7 +118,6 @@ async def relay(
 
 async def _relay_media(
     upstream: Upstream,
-    job: Job,
     request: Relay,
     media: Media,
     sink: Sink,
@@ -141,7 +140,7 @@ async def _relay_media(
     ) as response:
         await _check_status(upstream.name, response, is_shown=True)
         response.decode()
-        await relay_media(upstream.name, job, response, sink)
+        await relay_media(upstream.name, response, sink)
 
 
 async def _check_status(name: str, response: UpstreamResponse, *, is_shown: bool) -> None:
@@ -162,8 +161,7 @@ def _translation(name: str, request: Relay, dialects: Container[str] | None) -> 
 def _stream_type(target: Relay | ChatRelay) -> str:
     if isinstance(target, ChatRelay):
         return EVENTS
-    assert target.reader is not None
-    return target.reader.stream_type
+    return readers[target.path].stream_type
 
 
 def _stream(
@@ -171,17 +169,15 @@ def _stream(
 ) -> RelayedStream | TranslatedStream:
     if isinstance(target, ChatRelay):
         return TranslatedStream(name, job, target, sink, event_bytes=event_bytes)
-    assert target.reader is not None
-    return RelayedStream(name, job, target.reader, sink, event_bytes=event_bytes)
+    return RelayedStream(name, job, readers[target.path], sink, event_bytes=event_bytes)
 
 
 def _deltas(name: str, job: Job, target: Relay | ChatRelay, body: bytes) -> list[Delta]:
     """Return the deltas of a whole response. Raises `RelayFailed`."""
     if isinstance(target, ChatRelay):
         return translated_response(name, job, target, body)
-    assert target.reader is not None
     others = [Delta(index, finish_reason="stop") for index in range(1, job.sequences)]
-    return [_relayed_response(name, job, target.reader, body), *others]
+    return [_relayed_response(name, job, readers[target.path], body), *others]
 
 
 async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> FairleadError:

@@ -12,7 +12,7 @@ from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
 from fairlead.http.server_sent_events import is_comment
 from fairlead.job import CHAT_DIALECT, CallPiece, ChatRelay, Delta, FinishReason, Job, Translation
-from fairlead.upstream_events import UpstreamCall, UpstreamChat, UpstreamChoice, UpstreamUsage
+from fairlead.upstream_events import UpstreamCall, UpstreamChat, UpstreamChoice, UpstreamUsage, chat_readers
 
 # The server's chat template may add this many tokens to those of the request.
 TEMPLATE_TOKENS = 64 * 1024
@@ -23,7 +23,7 @@ class TranslatedStream(UpstreamStream):
 
     def __init__(self, name: str, job: Job, chat: ChatRelay, sink: Sink, *, event_bytes: int) -> None:
         super().__init__(name, job, sink, event_bytes=event_bytes)
-        self._read_event = chat.reader.read_event
+        self._read_event = chat_readers[chat.path].read_event
         self._answer = _Answer(name, job, chat)
         self._ends = self._answer.ends
 
@@ -58,7 +58,7 @@ class TranslatedStream(UpstreamStream):
 def translated_response(name: str, job: Job, chat: ChatRelay, body: bytes) -> list[Delta]:
     """Return the deltas of a whole response. Raises `RelayFailed`."""
     answer = _Answer(name, job, chat)
-    pairs = list(answer.deltas(answer.read(chat.reader.read_response, body)))
+    pairs = list(answer.deltas(answer.read(chat_readers[chat.path].read_response, body)))
     text_bytes = sum(len(text.encode()) for text in chain.from_iterable(choice.texts for choice, _ in pairs))
     estimate = min(text_bytes // BYTES_A_TOKEN, allowed_tokens(job))
     generated = generated_tokens(job, answer.usage.generated, counted=estimate, text_bytes=text_bytes)

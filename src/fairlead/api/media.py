@@ -20,7 +20,6 @@ from fairlead.api.caller import Caller
 from fairlead.api.cors import Cors
 from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.dialects.openai import OpenAIErrors
-from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.job_service import JobService, answer_headers
 from fairlead.api.request import CutStream, Request, Response
 from fairlead.api.route import VERSION
@@ -41,7 +40,6 @@ INERT = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "defaul
 _OWN: dict[Task, str] = {"generate": "writes text", "embed": "makes embeddings", "score": "scores texts"}
 
 _parse = BodyParser(CommonFields)
-_reader = ChunkReader()
 _errors = OpenAIErrors()
 
 
@@ -75,7 +73,7 @@ class MediaRoutes:
             body = rewritten(body, requested)
         media = Media("POST", request.headers.get("Accept", ""), form, requested)
         path = VERSION + request.path.removeprefix(VERSION)
-        return await self._answer(caller, model, Relay(path, body, media=media, reader=_reader))
+        return await self._answer(caller, model, Relay(path, body, media=media))
 
     async def voices(self, request: Request) -> Response:
         """Relay a request for the voices of a model, which the query names, as in llama-swap."""
@@ -88,7 +86,7 @@ class MediaRoutes:
         others = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "model"]
         path = VERSION + request.path.removeprefix(VERSION) + ("?" + urlencode(others) if others else "")
         media = Media("GET", request.headers.get("Accept", ""))
-        return await self._answer(caller, model, Relay(path, b"", media=media, reader=_reader))
+        return await self._answer(caller, model, Relay(path, b"", media=media))
 
     async def _take_form(self, request: Request) -> tuple[Form, CommonFields]:
         """Return the form of a request, and what is read of it.

@@ -19,7 +19,6 @@ from fairlead.api.dialects.dialect import (
     RelayFollower,
 )
 from fairlead.api.dialects.fields import MAX_INT32, Envelope
-from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
 from fairlead.api.job_service import JobService
 from fairlead.errors import FairleadError, InvalidRequest, quoted
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay, Sampling
@@ -30,8 +29,6 @@ USUAL_TOKENS = 256
 MOST_HEADERS = 16
 LONGEST_HEADER_NAME = 64
 LONGEST_HEADER = 4096
-
-_CHAT_READER = OpenAIChatReader()
 
 
 class Relays:
@@ -106,9 +103,8 @@ class Relays:
             dialect.path,
             body,
             streams,
-            reader=dialect.reader,
             dialect=dialect.name,
-            chat=None if chat is None else ChatRelay(chat, _CHAT_READER),
+            chat=None if chat is None else ChatRelay(chat),
             headers=headers_of(caller, dialect.header_prefix),
         )
 

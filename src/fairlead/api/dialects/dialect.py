@@ -21,7 +21,7 @@ from fairlead.http.server_sent_events import encode_comment, encode_event
 from fairlead.job import Delta, Job
 from fairlead.structured.request import AnswerSpec
 from fairlead.text.model import Task, TextModel
-from fairlead.upstream_events import UpstreamReader
+from fairlead.upstream_events import UpstreamReader, readers
 
 EVENTS = "text/event-stream"
 # The interval of comments in a stream that has no answer yet.
@@ -234,6 +234,12 @@ class RelayDialect(ABC):
     reasoning_events: ClassVar[ReasoningEvents | None] = None
     request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
     header_prefix: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make the reader known to those who relay requests for the path."""
+        super().__init_subclass__(**options)
+        if "path" in vars(cls):
+            readers[cls.path] = cls.reader
 
     @abstractmethod
     def error_body(self, error: FairleadError) -> bytes:

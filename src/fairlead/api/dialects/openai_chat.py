@@ -25,6 +25,7 @@ from fairlead.api.dialects.openai import (
     identity,
     stop_strings,
 )
+from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
 from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import chat_logprobs, prompt_logprobs
@@ -40,6 +41,7 @@ from fairlead.api.dialects.unserved import CHAT, capturing, refuse_unserved
 from fairlead.config import Limits
 from fairlead.http.server_sent_events import encode_event
 from fairlead.job import Delta, Job
+from fairlead.upstream_events import chat_readers
 
 
 class ChatEnvelope(Envelope, frozen=True, kw_only=True):
@@ -147,6 +149,9 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
     def stream_writer(self, context: AnswerContext) -> "ChatChunks":
         """See `StreamingDialect`."""
         return ChatChunks(context, self.error_event)
+
+
+chat_readers[ChatDialect.path] = OpenAIChatReader()
 
 
 def _message(context: AnswerContext, delta: Delta) -> dict[str, Any]:
