@@ -389,6 +389,21 @@ class NotStarted(FairleadError):
     code = "not_started"
 
 
+def printable(text: str, *, kept: str = "", blank: bool = False) -> str:
+    """Return a text that cannot end a line or control a terminal.
+
+    text: From a client, a server, a file or a model.
+    kept: Characters that stay as they are, such as tabs.
+    blank: Unprintable characters become spaces; else they are escaped, as in `\\x1b`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in kept else " " if blank else ascii(letter)[1:-1]
+        for letter in text
+    )
+
+
 def quoted(name: str) -> str:
     """Return a name from a request, quoted and shortened for an error message."""
     return repr(name if len(name) <= QUOTED_CHARS else f"{name[:QUOTED_CHARS]}…")

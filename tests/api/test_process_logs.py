@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from fairlead.api.process_logs import MAX_FOLLOWERS, printable
+from fairlead.api.process_logs import MAX_FOLLOWERS, plain_line
 from fairlead.config import ApiKey, SelectorConfig
 from fairlead.errors import ModelNotFound, quoted
 from fairlead.process.output import LINES_KEPT, ProcessOutput
@@ -53,7 +53,7 @@ async def test_model_with_a_slash_in_its_name_has_logs(client_with, fleet):
 async def test_control_characters_are_made_safe(client_with, fleet, printed, shown):
     fleet.output("small").add(printed)
     assert (await client_with(fleet=fleet).get(LOGS)).body.decode().split("\n")[-2] == shown
-    assert printable(printed) == shown
+    assert plain_line(printed) == shown
 
 
 @pytest.mark.parametrize("value", ["", "yes", "True", "1"])

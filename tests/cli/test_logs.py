@@ -51,7 +51,7 @@ def test_follow_prints_new_lines_until_ctrl_c(server, option):
 
 
 def test_follow_ends_at_ctrl_c_even_if_python_ignores_the_exception(server, monkeypatch, capsys):
-    def interrupted(line: str) -> str:
+    def interrupted(line: str, **_options: bool) -> str:
         with suppress(KeyboardInterrupt):  # as in a destructor
             signal.raise_signal(signal.SIGINT)
         return line
@@ -59,7 +59,7 @@ def test_follow_ends_at_ctrl_c_even_if_python_ignores_the_exception(server, monk
     server.texts = {
         "/models/small/logs?follow=true": ["old\n", "new\n"]
     }  # the second piece is sent when released
-    monkeypatch.setattr("fairlead.console.status._printable", interrupted)
+    monkeypatch.setattr("fairlead.console.status.printable", interrupted)
     before = signal.getsignal(signal.SIGINT)
     assert main(["logs", "small", "-f", "--url", server.url]) == 0
     assert capsys.readouterr().out == "old\n"

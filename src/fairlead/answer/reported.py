@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fairlead.errors import printable
 from fairlead.job import Job
 
 Shape = TypeVar("Shape")
@@ -70,4 +71,4 @@ def seconds(header: str, most_s: int) -> int | None:
 def excerpt(quoted: str | bytes, length: int = EXCERPT_LENGTH) -> str:
     """Return the beginning of a text as one printable line."""
     text = quoted[:length].decode(errors="replace") if isinstance(quoted, bytes) else quoted[:length]
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
+    return printable(text, blank=True).strip()

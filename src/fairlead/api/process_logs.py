@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from fairlead.api.request import NO_SNIFFING, Request, Response
-from fairlead.errors import RateLimited
+from fairlead.errors import RateLimited, printable
 from fairlead.process.output import ProcessOutput
 
 MAX_FOLLOWERS = 64
@@ -22,14 +22,9 @@ HEADERS = {"Content-Type": "text/plain; charset=utf-8", **NO_SNIFFING}
 _ESCAPE_SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 
 
-def printable(line: str) -> str:
+def plain_line(line: str) -> str:
     """Return a line that can be printed: escape sequences are removed, other control characters escaped."""
-    plain = _ESCAPE_SEQUENCES.sub("", line)
-    if plain.isprintable():
-        return plain
-    return "".join(
-        letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in plain
-    )
+    return printable(_ESCAPE_SEQUENCES.sub("", line), kept="\t")
 
 
 class ProcessLogs:
@@ -79,4 +74,4 @@ class _Following:
 
 
 def _text(lines: Sequence[str]) -> bytes:
-    return "".join(f"{printable(line)}\n" for line in lines).encode(errors="replace")
+    return "".join(f"{plain_line(line)}\n" for line in lines).encode(errors="replace")

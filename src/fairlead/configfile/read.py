@@ -19,6 +19,7 @@ from fairlead.configfile.macros import Expansion
 from fairlead.configfile.models import ModelReader
 from fairlead.configfile.sections import FileSettings
 from fairlead.dispatch.schedulers import SCHEDULERS
+from fairlead.errors import printable
 from fairlead.swap.policies import policy_for
 from fairlead.swap.selectors import faults_of_spilling, unknown_targets, without_targets
 
@@ -196,5 +197,5 @@ def _names_of(models: Iterable[AnyModelConfig]) -> dict[str, str]:
 
 def _on_one_line(text: str) -> str:
     """Escape and truncate a message, so that quoted text cannot begin a line or control a terminal."""
-    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    shown = printable(text)
     return shown if len(shown) <= MAX_MESSAGE_CHARS else f"{shown[:MAX_MESSAGE_CHARS]}…"

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from fairlead.console.client import Client, ServerError
+from fairlead.errors import printable
 from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def logs(client: Client, model: str, *, follow: bool) -> int:
             with client.lines(f"{path}?follow=true" if follow else path, endless=follow) as lines:
                 for line in lines:
                     empty = False
-                    print(_printable(line), flush=follow)
+                    print(printable(line, blank=True), flush=follow)
         except (KeyboardInterrupt, ServerError):
             if not interrupt.is_set:
                 raise
@@ -212,7 +213,7 @@ def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text
 
     named = [*((row.model, row.problem) for row in models), *((row.id, row.problem) for row in nodes)]
     return [
-        Text.assemble((f" {_printable(name)}: ", "red"), _printable(problem))
+        Text.assemble((f" {printable(name, blank=True)}: ", "red"), printable(problem, blank=True))
         for name, problem in named
         if problem
     ]
@@ -266,8 +267,4 @@ def _plain(text: str) -> str:
     """Return a server's text without markup and control characters: it must not control the terminal."""
     from rich.markup import escape
 
-    return escape(_printable(text))
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return escape(printable(text, blank=True))

@@ -18,6 +18,7 @@ from typing import Literal
 import structlog
 
 from fairlead import child_output
+from fairlead.errors import printable
 from fairlead.telemetry import streams
 
 Level = Literal["debug", "info", "warn", "error"]
@@ -129,6 +130,6 @@ def _printable(
 ) -> structlog.typing.EventDict:
     """Escape unprintable characters, for the terminal only: JSON escapes them. Tracebacks are added later."""
     for name, value in event.items():
-        if isinstance(value, str) and not value.isprintable():
-            event[name] = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+        if isinstance(value, str):
+            event[name] = printable(value)
     return event

@@ -9,6 +9,7 @@ import secrets
 from functools import lru_cache
 
 from fairlead.config import Config
+from fairlead.errors import printable
 
 HASH_BYTES = 6
 CACHE_SIZE = 4096
@@ -26,7 +27,7 @@ class TenantNames:
     def __init__(self, config: Config) -> None:
         keys = "\0".join(sorted(api_key.key for api_key in config.api_keys))
         self._key = hashlib.blake2b(keys.encode()).digest() if keys else _KEY_OF_THIS_RUN
-        self._shown = lru_cache(CACHE_SIZE)(self._plain if config.tenant_names == "plain" else self._hashed)
+        self._shown = lru_cache(CACHE_SIZE)(printable if config.tenant_names == "plain" else self._hashed)
 
     def shown(self, tenant: str) -> str:
         """Return the shown name, without characters that could end a line or control a terminal."""
@@ -35,6 +36,3 @@ class TenantNames:
     def _hashed(self, tenant: str) -> str:
         encoded = tenant.encode(errors="surrogatepass")
         return hashlib.blake2b(encoded, key=self._key, digest_size=HASH_BYTES).hexdigest()
-
-    def _plain(self, tenant: str) -> str:
-        return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in tenant)
