@@ -53,7 +53,7 @@ class Model:
             query_starts=np.arange(count + 1, dtype=np.int32),
             sequence_lengths=positions + 1,
             slots=np.zeros(count, dtype=np.int32),
-            sample_rows=np.arange(count, dtype=np.int32),
+            sample_tokens=np.arange(count, dtype=np.int32),
             tables=(self.table,) * groups,
             decodes=count,
         )

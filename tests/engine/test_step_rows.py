@@ -111,7 +111,7 @@ class Steps:
             self.batch.drafts[0, index] = draft
         step = self.batch.prepare_inputs()
         with torch.inference_mode():
-            logits = np.array(self.forward(self.stage(step, self.batch, None)))  # a copy
+            logits = np.array(torch.as_tensor(self.forward(self.stage(step, self.batch, None))).numpy())
         self.committed = self.batch.commit_tokens(
             step, array("i", [*tokens, *[5] * step.samples][: step.samples])
         )

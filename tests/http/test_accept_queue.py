@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from api.raw_http import get, serving
 from fairlead.http import listener
 from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue, RequestTurns
-from fairlead.http.callers import Caller, Callers
+from fairlead.http.callers import Callers, Sender
 from fairlead.http.forwarded import TrustedProxies
 
 
@@ -29,7 +29,7 @@ def assert_alternate(begun, arrived):
         assert all(turns[other] >= turns[name] - 1 for other in waiting)
 
 
-callers = st.builds(Caller, st.sampled_from("abc"), st.sampled_from(["", "k", "l"]))
+callers = st.builds(Sender, st.sampled_from("abc"), st.sampled_from(["", "k", "l"]))
 
 
 @given(arrived=st.lists(callers, max_size=30))
@@ -58,7 +58,7 @@ def test_close_closes_all_queued_connections():
     queue = AcceptQueue()
     waiting = [accepted("a", 1), accepted("b", 2), accepted("a", 3)]
     for each, line in zip(waiting, ["", "", "k"], strict=True):
-        queue.add(each, Caller(each.client[0], line))
+        queue.add(each, Sender(each.client[0], line))
     queue.close()
     assert (len(queue), [each.sock.fileno() for each in waiting]) == (0, [-1, -1, -1])
 
@@ -156,16 +156,16 @@ async def test_request_of_another_line_starts_next():
 @pytest.mark.parametrize(
     ("received", "expected"),
     [
-        (b"", Caller("10.0.0.1")),
-        (b"GET / HTT", Caller("10.0.0.1")),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nx-KEY:  k \r\n\r\n", Caller("10.0.0.1", "k")),
-        (b"GET / HTTP/1.1\r\nX-Key: k\r\nX-Other: un", Caller("10.0.0.1", "k")),
-        (b"GET / HTTP/1.1\r\nX-Key: incompl", Caller("10.0.0.1")),
-        (b"POST / HTTP/1.1\r\n\r\nX-Key: k\r\n", Caller("10.0.0.1")),
-        (b"GET / HTTP/1.1\r\nX-Forwarded-For: 192.0.2.1\r\nX-Key: k\r\n\r\n", Caller("192.0.2.1", "k")),
-        (b"GET / HTTP/1.1\r\nX-Forwarded-For: unknown\r\n\r\n", Caller("")),
-        (b"\r\n" * 3000, Caller("10.0.0.1")),
-        (b"\0\xff:" * 2000, Caller("10.0.0.1")),
+        (b"", Sender("10.0.0.1")),
+        (b"GET / HTT", Sender("10.0.0.1")),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nx-KEY:  k \r\n\r\n", Sender("10.0.0.1", "k")),
+        (b"GET / HTTP/1.1\r\nX-Key: k\r\nX-Other: un", Sender("10.0.0.1", "k")),
+        (b"GET / HTTP/1.1\r\nX-Key: incompl", Sender("10.0.0.1")),
+        (b"POST / HTTP/1.1\r\n\r\nX-Key: k\r\n", Sender("10.0.0.1")),
+        (b"GET / HTTP/1.1\r\nX-Forwarded-For: 192.0.2.1\r\nX-Key: k\r\n\r\n", Sender("192.0.2.1", "k")),
+        (b"GET / HTTP/1.1\r\nX-Forwarded-For: unknown\r\n\r\n", Sender("")),
+        (b"\r\n" * 3000, Sender("10.0.0.1")),
+        (b"\0\xff:" * 2000, Sender("10.0.0.1")),
     ],
 )
 def test_caller_is_found_in_what_has_arrived_which_remains_to_be_read(received, expected):
@@ -178,7 +178,7 @@ def test_caller_is_found_in_what_has_arrived_which_remains_to_be_read(received, 
         if received:
             assert one.recv(1 << 16) == received
         other.close()
-        assert callers.peek(one, "10.0.0.1") == Caller("10.0.0.1")
+        assert callers.peek(one, "10.0.0.1") == Sender("10.0.0.1")
 
 
 async def test_requests_of_one_address_start_in_order_one_per_pass():

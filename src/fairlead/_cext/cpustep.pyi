@@ -90,6 +90,6 @@ class CpuModel:
         sequence_lengths: _Array,
         slots: _Array,
         block_tables: Sequence[_Array],
-        sample_rows: _Array,
+        sample_tokens: _Array,
         logits: _Array,
     ) -> None: ...

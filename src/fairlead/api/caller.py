@@ -61,7 +61,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     admitted: Callable[[Job], None] = _nothing
 
 
-class Work(TypedDict, total=False):
+class JobContent(TypedDict, total=False):
     """The content of a job, which does not depend on its caller. The fields are those of `Job`."""
 
     prompts: Required[tuple[Sequence[int], ...]]

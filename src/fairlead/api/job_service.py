@@ -17,7 +17,7 @@ import trio
 
 from fairlead.answer.deltas import Deltas
 from fairlead.api import body as bodies
-from fairlead.api.caller import Caller, Work
+from fairlead.api.caller import Caller, JobContent
 from fairlead.api.dialects.dialect import AnswerTimes, RelayDialect, StreamWriter
 from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.loading import LOADING_DELAY_S, LoadingProgress
@@ -91,7 +91,7 @@ class JobService:
         """Return the caller's priority class. Raises as `priority_of` does."""
         return priority_of(caller.api_key, caller.priority, self.services.config.queue)
 
-    def job(self, caller: Caller, model: str, prefix: str, **work: Unpack[Work]) -> Job:
+    def job(self, caller: Caller, model: str, prefix: str, **work: Unpack[JobContent]) -> Job:
         """Return a job of the caller's.
 
         model: The canonical name of its model.

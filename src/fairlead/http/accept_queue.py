@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from fairlead.http.callers import Caller
+from fairlead.http.callers import Sender
 
 
 class AcceptedConnection(NamedTuple):
@@ -38,7 +38,7 @@ class AcceptQueue:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, arrival: AcceptedConnection, caller: Caller) -> None:
+    def add(self, arrival: AcceptedConnection, caller: Sender) -> None:
         """Append a connection to its caller's line."""
         lines = self._addresses.setdefault(caller.address, {})
         lines.setdefault(caller.line, deque()).append(arrival)

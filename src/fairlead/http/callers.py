@@ -20,7 +20,7 @@ PEEKED_HEADERS = 100
 LineOf = Callable[[str | None, list[tuple[bytes, bytes]]], str]
 
 
-class Caller(NamedTuple):
+class Sender(NamedTuple):
     """An address, and a line of those at this address."""
 
     address: str
@@ -38,17 +38,17 @@ class Callers:
         """Return the line of a request at its client's address."""
         return "" if self._line_of is None else self._line_of(address, headers)
 
-    def peek(self, sock: socket.socket, peer: str) -> Caller:
+    def peek(self, sock: socket.socket, peer: str) -> Sender:
         """Return the caller of the request that the socket has received; if it has none yet, the peer."""
         if self._line_of is None:
-            return Caller(peer)
+            return Sender(peer)
         try:
             data = sock.recv(PEEKED_BYTES, socket.MSG_PEEK)
         except OSError:
-            return Caller(peer)
+            return Sender(peer)
         headers = _headers_in(data)
         address = self.proxies.client(peer, headers).address
-        return Caller(address or "", self.line(address, headers))
+        return Sender(address or "", self.line(address, headers))
 
 
 def _headers_in(data: bytes) -> list[tuple[bytes, bytes]]:

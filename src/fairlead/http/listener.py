@@ -24,7 +24,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from fairlead.config import UNIX_PREFIX, ConfigError, Limits
 from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue
-from fairlead.http.callers import Caller, Callers
+from fairlead.http.callers import Callers, Sender
 from fairlead.http.connection import ServerConnection, linger
 from fairlead.http.protocol import Shared
 from fairlead.http.refusals import refusal
@@ -211,7 +211,7 @@ class Listener:
             # The first one is started at once, so it need not be known who it is.
             peer = str(arrival.client[0])
             is_first = not self._arrivals
-            caller = Caller(peer) if is_first else self._shared.callers.peek(arrival.sock, peer)
+            caller = Sender(peer) if is_first else self._shared.callers.peek(arrival.sock, peer)
             self._arrivals.add(arrival, caller)
             return
         self._log_once("too many connections", limit=self._shared.limits.connections)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.errors import LoadFailed
-from fairlead.models.config import CheckpointConfig, Document
+from fairlead.models.config import CheckpointConfig, CheckpointDocument
 from fairlead.models.listing import SafetensorsFolder, TensorListing
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ class Checkpoint(Protocol):
     def created(self) -> int:
         """When it was written, in Unix time. `LoadFailed` if it has no configuration."""
 
-    def document(self, name: str) -> Document:
+    def document(self, name: str) -> CheckpointDocument:
         """Return the document of this name, whether it exists or not."""
 
-    def documents(self, pattern: str) -> Sequence[Document]:
+    def documents(self, pattern: str) -> Sequence[CheckpointDocument]:
         """Return the documents whose names match a pattern of `Path.glob`, in order."""
 
     def tensors(self) -> TensorListing:

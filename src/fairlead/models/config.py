@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fairlead.errors import LoadFailed
 
 
-class Document(Protocol):
+class CheckpointDocument(Protocol):
     """A document of a checkpoint, such as a file: a `Path` is one. Its text names it in errors."""
 
     @property
@@ -32,7 +32,7 @@ class CheckpointConfig:
 
     def __init__(
         self,
-        path: Document,
+        path: CheckpointDocument,
         values: dict[str, Any],
         *,
         within: str = "",
@@ -44,7 +44,7 @@ class CheckpointConfig:
         self._defaults = defaults or {}
 
     @classmethod
-    def read(cls, path: Document) -> "CheckpointConfig":
+    def read(cls, path: CheckpointDocument) -> "CheckpointConfig":
         """Parse a document."""
         try:
             values = json.loads(path.read_bytes())

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from fairlead.errors import LoadFailed
 from fairlead.models.checkpoint import Checkpoint
-from fairlead.models.config import Document
+from fairlead.models.config import CheckpointDocument
 from fairlead.text.files import ROLES, read_json
 
 
@@ -86,7 +86,7 @@ def add_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
     tokenizer.add_tokens([*listed, *map(_special, named)])
 
 
-def _read(path: Document) -> tuple[_Config, dict[str, _AnyToken]]:
+def _read(path: CheckpointDocument) -> tuple[_Config, dict[str, _AnyToken]]:
     """Return what a file lists, and the tokens with a role by its name; models have some of their own."""
     if not path.is_file():
         return _Config(), {}
@@ -101,7 +101,7 @@ def _read(path: Document) -> tuple[_Config, dict[str, _AnyToken]]:
     return config, roles | config.named()
 
 
-def _listed(path: Document, special: set[str], taken: Container[int]) -> list[AddedToken]:
+def _listed(path: CheckpointDocument, special: set[str], taken: Container[int]) -> list[AddedToken]:
     """Return the tokens of added_tokens.json by id, except those whose id tokenizer.json has `taken`."""
     ids = read_json(path, dict[str, int]) if path.is_file() else {}
     texts = {token_id: text for text, token_id in ids.items() if token_id not in taken}

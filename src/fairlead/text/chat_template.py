@@ -17,7 +17,7 @@ from jinja2.exceptions import SecurityError
 
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.models.checkpoint import TEMPLATE, Checkpoint, open_checkpoint
-from fairlead.models.config import Document
+from fairlead.models.config import CheckpointDocument
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
 from fairlead.text.sandbox import Refusal, environment
@@ -146,7 +146,7 @@ class ChatTemplate:
             return ""
 
 
-def _candidates(checkpoint: Checkpoint) -> Iterator[tuple[Document, Templates | None]]:
+def _candidates(checkpoint: Checkpoint) -> Iterator[tuple[CheckpointDocument, Templates | None]]:
     """Yield the files that may contain a template, in order of precedence, with their templates."""
     if (path := checkpoint.document(TEMPLATE)).is_file():
         more = checkpoint.documents("additional_chat_templates/*.jinja")

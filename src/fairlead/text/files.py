@@ -10,7 +10,7 @@ import msgspec
 
 from fairlead.errors import LoadFailed
 from fairlead.models.checkpoint import Checkpoint
-from fairlead.models.config import Document
+from fairlead.models.config import CheckpointDocument
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class TokenizerConfig(msgspec.Struct):
         }
 
 
-def read_text(path: Document) -> str:
+def read_text(path: CheckpointDocument) -> str:
     """Return the file's text. Raises `LoadFailed` if it is missing, unreadable or not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
@@ -68,7 +68,7 @@ def read_text(path: Document) -> str:
         raise LoadFailed(f"{path} cannot be read: {error}") from error
 
 
-def read_json(path: Document, form: type[T]) -> T:
+def read_json(path: CheckpointDocument, form: type[T]) -> T:
     """Return the file as a value of type `form`. Other fields are ignored.
 
     Uses Python's own parser, because these files may contain Infinity, which strict JSON does not have.
