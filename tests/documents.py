@@ -124,12 +124,20 @@ def _fields(api: Schema) -> str:
     for name, kind in api["components"]["schemas"].items():
         lines += [f"### {name}", "", " ".join(kind.get("description", "").split()), ""]
         required = kind.get("required", ())
-        rows = [
-            f"| `{field}`{'' if field not in required else ' (required)'} | {_escaped(_type(of_field))} |"
-            for field, of_field in kind.get("properties", {}).items()
-        ]
-        if rows:
-            lines += ["| field | type |", "|---|---|", *rows, ""]
+        properties = kind.get("properties", {})
+        if not properties:
+            continue
+        has_texts = any("description" in of_field for of_field in properties.values())
+        lines += (
+            ["| field | type | meaning |", "|---|---|---|"]
+            if has_texts
+            else ["| field | type |", "|---|---|"]
+        )
+        for field, of_field in properties.items():
+            marked = f"`{field}`{' (required)' if field in required else ''}"
+            text = f" {_escaped(of_field.get('description', ''))} |" if has_texts else ""
+            lines.append(f"| {marked} | {_escaped(_type(of_field))} |{text}")
+        lines.append("")
     return "\n".join(lines)
 
 

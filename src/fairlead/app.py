@@ -86,11 +86,16 @@ async def serve(
     request_log: RequestLog | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Bind, load, serve, drain. Calls `started()` with the server's address when preloading is over.
+    """Bind, load, serve, drain. Call `started()` with the server's address when preloading is over.
+
+    config: the settings.
+    announcer: what tells the user about the server's states.
+    source: what reads the configuration again on a reload; None: it has no source.
+    request_log: what records each job at its end; None: nothing does.
+    task_status: gets the server's address.
 
     The listener answers when the models' files have been fetched from a hub, before the models are loaded.
-    Until they are, `/health` succeeds, `/ready` does not, and jobs are queued. The configuration is read
-    again from its `source`, if it has one. `request_log` records each job at its end. Raises `ConfigError`,
+    Until they are, `/health` succeeds, `/ready` does not, and jobs are queued. Raises `ConfigError`,
     `LoadFailed` or `OSError` if it cannot start.
     """
     with ExitStack() as listening:
@@ -123,9 +128,14 @@ async def serve(
 class Composition:
     """The parts of a server except the listener: fleet ⊃ dispatcher ⊃ the ASGI application.
 
-    Call `prepare` first, then `running`. `draining` is set when no more jobs are taken. The configuration is
-    read again from its `source`, if it has one. `request_log` records each job at its end. Tests replace
-    the fleet, or the `random` numbers that spread load and retries.
+    config: the settings.
+    announcer: what tells the user about the server's states.
+    source: what reads the configuration again on a reload; None: it has no source.
+    request_log: what records each job at its end; None: nothing does.
+    make_fleet: makes the fleet; tests replace it.
+    random: the numbers that spread load and retries; None: random ones.
+
+    Call `prepare` first, then `running`. `draining` is set when no more jobs are taken.
     """
 
     def __init__(
@@ -256,7 +266,12 @@ async def watch_signals(
     stop: Callable[[], None] = lambda: None,
     delay_s: float = 0.0,
 ) -> None:
-    """At the first signal, call `stop` and after the delay `drain`.
+    """Call `stop` at the first signal, and `drain` after a delay.
+
+    drain: ends the server when its requests are done.
+    announcer: what tells the user.
+    stop: takes the server out of rotation: `/ready` fails from then on.
+    delay_s: the seconds between the two.
 
     A second signal ends the process at once, by the default action.
     """

@@ -115,7 +115,14 @@ class NodeSource(Protocol):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the route gets at the first delta. A job that was not queued has no estimate and no position."""
+    """What the route gets at the first delta.
+
+    deltas: the answer.
+    waited_s: how long the job has waited for its seat.
+    estimated_wait_s: what was estimated when it was queued; None: it was not queued.
+    estimated_wait_p90_s: the same with a probability of 90 %.
+    queue_position: its place when it was queued; None: it was not.
+    """
 
     deltas: Deltas
     waited_s: float
@@ -125,10 +132,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Gateway:
-    """Serves jobs. `request_timeout_s` runs from a job's first seat; the queue limits the wait before that.
+    """Serves jobs.
 
-    `nodes` has the nodes of the seats. `on_finished` is called with each job's timeline when it is over. It
-    must not raise.
+    dispatcher: grants seats.
+    nodes: has the nodes of the seats.
+    request_timeout_s: how long a job may take from its first seat on; the queue limits the wait before that.
+    on_finished: called with each job's timeline when it is over. It must not raise.
     """
 
     def __init__(

@@ -19,9 +19,12 @@ TEXTS_AT_ONCE = 32
 
 
 class ReasoningLimit(msgspec.Struct, frozen=True, array_like=True):
-    """A bound on the tokens of the reasoning, after which the model has to write its `end`.
+    """A bound on the reasoning.
 
-    `begin` and `end`: the ids of its marks. `is_open`: the prompt has opened the reasoning.
+    max_tokens: the number of its tokens after which the model has to write its `end`.
+    begin: the ids of the mark before it.
+    end: the ids of the mark after it.
+    is_open: whether the prompt has opened it.
     """
 
     max_tokens: int
@@ -31,15 +34,27 @@ class ReasoningLimit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence samples its tokens. The API checks the ranges (api/dialects/fields.py).
+    """How one sequence samples its tokens. The API checks the ranges (`api/dialects/fields.py`).
 
-    `top_k` 0, `top_p` 1 and `min_p` 0 mean off. `temperature` 0 is greedy. `seed` None: a random one is
-    drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest;
-    `prompt_logprobs`: the same for each token of the prompt but the first.
-    `logit_bias` maps token ids to what is added to their logits. `stop_token_ids` end the sequence, as do the
-    model's end-of-sequence ids, unless `ignore_eos` is set. No end is accepted before `min_tokens`.
-    `grammar`: the whole output has to match this grammar of llguidance, which takes about `grammar_bytes` of
-    memory when it is compiled. `close_at_limit`: an answer with a grammar that nears `max_tokens` is closed.
+    max_tokens: the most tokens of the answer.
+    temperature: 0 is greedy.
+    top_p: the least sum of probabilities of the tokens that are kept; 1 is off.
+    top_k: how many tokens are kept; 0 is off.
+    min_p: the least probability of those that are kept, as a fraction of the highest; 0 is off.
+    seed: None: a random one is drawn when the sequence is submitted.
+    stop_token_ids: tokens that end the answer, as the model's end-of-sequence ids do.
+    ignore_eos: whether those of the model do not.
+    min_tokens: no end is accepted before so many tokens.
+    presence_penalty: subtracted from the logit of each token that the answer has.
+    frequency_penalty: subtracted as often as the answer has the token.
+    repetition_penalty: divides the logits of tokens that the prompt or the answer has; 1 is off.
+    logit_bias: what is added to the logits of token ids.
+    logprobs: k: report the chosen token's and the k likeliest; None: none.
+    prompt_logprobs: the same for each token of the prompt but the first.
+    grammar: the whole output has to match this grammar of llguidance; None: any output.
+    grammar_bytes: about how much memory it takes when it is compiled.
+    reasoning_limit: a bound on the reasoning.
+    close_at_limit: an answer with a grammar that nears `max_tokens` is closed.
     """
 
     max_tokens: int
@@ -124,14 +139,18 @@ class ChatRelay(msgspec.Struct, frozen=True):
 
 
 class Relay(msgspec.Struct, frozen=True):
-    """What a client sent, for a node that understands it: the route's path, the body, whether it streams.
+    """What a client sent, for a node that understands it.
 
-    `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
-    `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything. Without
-    one, the node's response is read as that of the dialect with this `path`. A node that does not speak
-    `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: even
-    nodes that speak it get `chat`, because only `chat` has the whole request. `headers` are those of the
-    client's that belong to the dialect, and go with `body` only. With `media` the answer may be of any type.
+    path: the route's path; with a `passthrough` the target with its query.
+    body: a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
+        `passthrough` nothing is changed, and it may be anything.
+    stream: whether the client wants a stream.
+    passthrough: the request of a route below `/upstream`; None: it is of another route.
+    dialect: the API that the client speaks. The node's response is read by the reader of the route in it.
+    chat: what a node gets which does not speak `dialect`; None: it cannot be translated, or need not be.
+    only_chat: even nodes that speak `dialect` get `chat`, because only `chat` has the whole request.
+    headers: those of the client's that belong to the dialect. They go with `body` only.
+    media: set if the answer may be of any type.
     """
 
     path: str
@@ -165,26 +184,30 @@ class AnswerParts(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """One parsed request, with its tenant.
 
-    `prompts` are token ids; prompt p's n sequences are choices p·n … p·n+n−1. `stop` strings end a
-    sequence and are not part of its text. `model` is the canonical name (aliases are resolved).
-
-    `request_id` is the client's id for it; no two jobs in flight share one. `owner` identifies its API key
-    without revealing it, and is empty where there are no keys; only the owner may cancel the job. `priority`
-    is an index into `queue.classes`, where 0 is served first. `no_queue`: refuse it rather than queue it.
-    `wait_limit_s`: how long it may wait, if that is less than `queue.timeout`.
-
-    `relay` is for nodes that take requests as clients write them. A job that only such nodes can run may
-    have no prompts. Then `n` counts all its choices, and `prompt_estimate` is its estimated prompt tokens.
-
-    `embed`: the result for each prompt is its vector, not a continuation.
-
-    `cache_owner`: it uses only cached prefixes of jobs with the same one; empty: those that tenants share.
-
-    `parts`: the text is divided into parts; None: all of it is content. `grammar_field`: the field of
-    the request from which the grammar of `sampling` was made, for errors.
-
-    `traceparent` is the client's header of that name (W3C Trace Context), unchanged. `path` is the route's
-    and `client` the client's address, for the log.
+    id: the server's id for it.
+    tenant: whose turn it takes.
+    model: the canonical name (aliases are resolved).
+    prompts: token ids. The n sequences of prompt p are choices p·n … p·n+n−1. A job that only nodes can run
+        may have none.
+    sampling: how its sequences sample.
+    n: the sequences of a prompt; without prompts, all choices.
+    stop: strings that end a sequence and are not part of its text.
+    stream: whether the client wants a stream.
+    request_id: the client's id for it; no two jobs in flight share one.
+    owner: identifies its API key without revealing it; empty where there are no keys. Only the owner may
+        cancel the job.
+    priority: an index into `queue.classes`; 0 is served first.
+    no_queue: refuse it rather than queue it.
+    wait_limit_s: how long it may wait, if that is less than `queue.timeout`.
+    relay: the request, for nodes that take it as the client wrote it.
+    prompt_estimate: without prompts, its estimated prompt tokens.
+    traceparent: the client's header of that name (W3C Trace Context), unchanged.
+    embed: whether the result for each prompt is its vector, not a continuation.
+    path: the route's, for the log.
+    client: the client's address, for the log.
+    parts: how the text is divided into parts; None: all of it is content.
+    grammar_field: the field of the request from which the grammar of `sampling` was made, for errors.
+    cache_owner: it uses only cached prefixes of jobs with the same one; empty: those that tenants share.
     """
 
     id: str
@@ -254,9 +277,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """A chosen token's log-probability and the likeliest alternatives, best first: (token id, logprob).
+    """A chosen token's log-probability and the likeliest alternatives.
 
-    `rank`, of a prompt's token: how many tokens are as likely as it or likelier; 0: not counted.
+    token_id: the token.
+    logprob: its log-probability.
+    top: the likeliest tokens, best first: (token id, logprob).
+    rank: of a prompt's token: how many tokens are as likely as it or likelier; 0: not counted.
     """
 
     token_id: int
@@ -281,25 +307,26 @@ class Translation(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct):
-    """A piece of one choice's answer. The last one of a choice has a `finish_reason`.
+    """A piece of one choice's answer. `merge` combines those of one choice.
 
-    `text` is content, which `reasoning` precedes and `calls` follow. `reasoning_tokens`: how many of
-    `token_ids` are of the reasoning.
-
-    `text` may lag behind `token_ids`: bytes of an incomplete character and the possible beginning of a stop
-    string are held back until later tokens decide them. `merge` combines deltas of one choice.
-
-    A piece from another server has its bytes in `raw`, to be passed on unchanged: whole events of a stream,
-    or the JSON body of a response. Its `text` is all text in them (reasoning and tool calls too), and
-    `relayed_tokens` how many tokens that is: one per event, and at the end the difference to the server's own
-    count, which may be negative. Events at the end that belong to no choice have an index of their own, after
-    those of the choices. A piece that was translated from another dialect has a `translation` and no `raw`;
-    its tokens are counted in the same way, and `reasoning_tokens` are some of them.
-
-    The first one of a choice has what is known of its prompt: `prompt_logprobs`, if requested, from its
-    second token on, and how many of its tokens were cached.
-
-    For an embedding job, a choice's only delta has its prompt's `vector`: float32, little-endian.
+    index: the choice. Events at the end that belong to no choice have an index after those of the choices.
+    text: content, which `reasoning` precedes and `calls` follow. It may lag behind `token_ids`: bytes of an
+        incomplete character and the possible beginning of a stop string are held back until later tokens
+        decide them. Of a piece from another server, all text in it, reasoning and tool calls too.
+    token_ids: the tokens.
+    logprobs: those of the tokens, if requested.
+    finish_reason: set in the last piece of a choice only.
+    stop_reason: the string or the token that ended it, if one did.
+    raw: the bytes of a piece from another server, to be passed on unchanged: whole events, or a JSON body.
+    relayed_tokens: how many tokens `raw` or `translation` has: one per event, and at the end the difference
+        to the server's own count, which may be negative.
+    vector: the prompt's embedding, float32, little-endian, in the only piece of a choice.
+    prompt_logprobs: in the first piece, if requested: those of the prompt, from its second token on.
+    cached_tokens: in the first piece: how many tokens of the prompt were cached.
+    reasoning: text before the content.
+    reasoning_tokens: how many of `token_ids` or of `relayed_tokens` are of the reasoning.
+    calls: pieces of tool calls.
+    translation: a piece that was translated from another dialect, instead of `raw`.
     """
 
     index: int

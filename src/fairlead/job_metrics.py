@@ -52,9 +52,12 @@ class HistogramStatistics(msgspec.Struct, frozen=True):
 class Durations(msgspec.Struct, frozen=True):
     """One model's histograms, in seconds.
 
-    `queue`: from arrival to seat; `prefill`: from seat to first token; `decode`: from first token to end.
-    `first_token` and `end_to_end` start at the arrival. `queue` has the jobs that got a seat, `first_token`
-    and `prefill` those with a begun answer, and the others those with a complete answer.
+    queue: from arrival to seat, of jobs that got one.
+    first_token: from arrival to first token, of jobs with a begun answer.
+    prefill: from seat to first token, of the same jobs.
+    decode: from first token to end, of jobs with a complete answer.
+    end_to_end: from arrival to end, of the same jobs.
+    token_gap: the mean time between the tokens of the same jobs.
     """
 
     queue: HistogramStatistics
@@ -66,11 +69,17 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class ModelCounts(msgspec.Struct, frozen=True):
-    """Metrics of one model: jobs by outcome, answers by finish reason, tokens, times; and current jobs.
+    """Metrics of one model. Those of running jobs are included.
 
-    `waiting` jobs have had no seat yet, `running` ones have. `prompt_tokens` are those of computed prompts,
-    an estimate if only another server has tokenized them; a prompt counts when its answer begins. Tokens of
-    running jobs are included. `retries`: attempts beyond each job's first.
+    waiting: jobs that have had no seat yet.
+    running: jobs that have had one.
+    outcomes: ended jobs by outcome.
+    finish_reasons: answers by finish reason.
+    prompt_tokens: tokens of computed prompts, an estimate if only another server has tokenized them. A prompt
+        counts when its answer begins.
+    generated_tokens: tokens of answers.
+    retries: attempts beyond each job's first.
+    durations: the times.
     """
 
     waiting: int
@@ -84,7 +93,13 @@ class ModelCounts(msgspec.Struct, frozen=True):
 
 
 class TenantCounts(msgspec.Struct, frozen=True):
-    """Metrics of one tenant: finished jobs, their tokens, and their total wait for a seat."""
+    """Metrics of one tenant.
+
+    jobs: finished jobs.
+    prompt_tokens: tokens of their prompts.
+    generated_tokens: tokens of their answers.
+    waited_s: their total wait for a seat.
+    """
 
     jobs: int
     prompt_tokens: int

@@ -38,19 +38,34 @@ class Speculation(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="spec"):
-    """The model that a child loads, and its limits. Sent as the first frame; None: choose what fits.
+    """The model that a child loads, and its limits. Sent as the first frame. None: choose what fits.
 
-    `max_model_len`, `max_input_tokens`, `max_output_tokens` and `kv_cache_entries` in tokens,
-    `kv_cache_bytes` in bytes. The cached blocks of finished sequences are evicted by `eviction_policy`,
-    down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is the child's
-    budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
-    step. `threads` compute, on a CPU; None: as many as cores. `quantization`: the name of a weight format,
-    or None. `listen`: the path of the unix socket for clients, in a directory that only this user can enter.
-    `first_grant`: grants of its epoch before this one were for an earlier run of the model.
-    `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
-    each uses `gpu_memory` of a GPU of its own. `eos_token_ids`: the tokens that end an answer. The process
-    sets them itself, for all of its ranks: a dispatcher with fronts has read nothing of the model.
-    `speculation`: None: sequences get one token in each step.
+    path: the model's folder.
+    eos_token_ids: the tokens that end an answer. The process sets them itself, for all of its ranks: a
+        dispatcher with fronts has read nothing of the model.
+    device: where it is computed.
+    dtype: the type of weights and activations.
+    quantization: the name of a weight format; None: the weights stay as they are.
+    slots: how many sequences run at once.
+    max_batch: how many of them a step may compute.
+    max_batched_tokens: how many tokens a step may compute.
+    max_model_len: the most tokens of a sequence, prompt and output.
+    max_input_tokens: the most tokens of a prompt.
+    max_output_tokens: the most tokens of an answer.
+    kv_cache_bytes: a bound on the KV cache.
+    kv_cache_entries: the same, in tokens.
+    eviction_threshold: cached blocks of finished sequences are evicted down to this part of either bound.
+    cleanup_interval_s: how often.
+    eviction_policy: which ones first.
+    gpu_memory: the child's budget of GPU memory: a fraction of the total up to 1, or MiB.
+    watchdog_s: how long a step may take before the parent ends the child.
+    block_size: the tokens of a block.
+    threads: how many threads compute.
+    parallel: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
+        each uses `gpu_memory` of a GPU of its own.
+    speculation: how drafts are made; None: there are none.
+    listen: the path of the unix socket for clients, in a directory that only this user can enter.
+    first_grant: grants of its epoch before this one were for an earlier run of the model.
     """
 
     path: str
@@ -83,11 +98,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A new sequence. `key` is chosen by the sender, higher than all before; `prompt` is little-endian int32.
+    """A new sequence.
 
-    `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: the time that is left, from
-    now. `salt`: sequences with different salts share no cached prefixes. `embed`: compute the prompt's
-    embedding, and no tokens. `grant`: that of its job; required.
+    key: chosen by the sender, higher than all before.
+    prompt: token ids, little-endian int32.
+    sampling: how it samples.
+    priority: the class of its job; 0 is the last to be preempted.
+    timeout_s: the time that is left, from now; None: no limit.
+    salt: sequences with different salts share no cached prefixes.
+    embed: whether to compute the prompt's embedding, and no tokens.
+    grant: that of its job; required from fronts.
     """
 
     key: int
@@ -101,10 +121,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """Compile a grammar for sequences to come, with this `salt`. It needs no grant, because it takes no seat.
+    """Compile a grammar for sequences to come. It needs no grant, because it takes no seat.
 
-    `grammar_bytes` is as in `Sampling`. An `Output` for `key` ends it: with a finish reason when the grammar
-    is compiled, else with an error.
+    key: an `Output` for it ends this: with a finish reason when the grammar is compiled, else with an error.
+    grammar: the grammar.
+    salt: that of the sequences.
+    grammar_bytes: as in `Sampling`.
     """
 
     key: int
@@ -147,11 +169,21 @@ class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress")
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded. `max_model_len`: the maximum length of a sequence, prompt + output, in tokens.
+    """The model is loaded.
 
-    `kernel`: what computes its steps: "torch", or an instruction set such as "amx". `embeds`: it makes
-    embeddings of prompts, and no text. `gpu_bytes`: the memory that the child has taken of its GPU's
-    `gpu_total_bytes`; both 0 on a CPU.
+    slots: how many sequences run at once.
+    max_model_len: the most tokens of a sequence, prompt and output.
+    vocab_size: the width of the logits.
+    blocks_total: the blocks of the KV cache.
+    block_size: the tokens of a block.
+    device: where it is computed.
+    dtype: the type of weights and activations.
+    weight_bytes: the memory of the weights.
+    kv_cache_bytes: the memory of the KV cache.
+    kernel: what computes its steps: "torch", or an instruction set such as "amx".
+    embeds: whether it makes embeddings of prompts, and no text.
+    gpu_bytes: the memory that the child has taken of its GPU; 0 on a CPU.
+    gpu_total_bytes: the GPU's memory; 0 on a CPU.
     """
 
     slots: int
@@ -176,13 +208,20 @@ class LoadFailure(msgspec.Struct, frozen=True, array_like=True, tag="load_failed
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence's output of one step. `finish_reason` or `error` marks the last one.
+    """One sequence's output of one step.
 
-    `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
-    error's; None: `engine_failed`. `param`: the client's field at fault, if one is. `vector`: the prompt's
-    embedding, float32, little-endian; such a sequence has no tokens, and ends with it. `prompt_logprobs`:
-    those of the next tokens of the prompt, beginning with its second; the last of them come with the first
-    token. The same holds for `cached_tokens`, the number of tokens of the prompt that were cached.
+    key: the sequence.
+    token_ids: the tokens.
+    logprobs: those of the tokens, if requested.
+    finish_reason: set in the last output of a sequence, unless it has an error.
+    stop_token: the id that ended it, if one did; it is also the last of `token_ids`.
+    error: why it failed; it is the last output then.
+    code: the error's; None: `engine_failed`.
+    vector: the prompt's embedding, float32, little-endian; such a sequence has no tokens, and ends with it.
+    prompt_logprobs: those of the next tokens of the prompt, beginning with its second; the last of them come
+        with the first token.
+    cached_tokens: with the first token: the number of tokens of the prompt that were cached.
+    param: the client's field at fault, if one is.
     """
 
     key: int
@@ -199,13 +238,25 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
-    """The engine's own counts after a step. `pending` sequences wait for a slot or for blocks.
+    """The engine's own counts after a step. Counts of steps and tokens are since the start.
 
-    Since the start: `steps`, which took `step_s` seconds and computed `step_tokens` tokens in all;
-    `prompt_tokens` and `generated_tokens`; `preemptions`; the prefix cache's `prefix_queries` and
-    `prefix_hits`, in tokens looked up and found. Now: `cached_tokens` in the prefix cache, and `cache_usage`,
-    the fraction of the blocks that running sequences hold (0…1). `draft_tokens` were computed ahead of their
-    turn, and `accepted_tokens` of them were right.
+    running: sequences that have a slot.
+    pending: sequences that wait for a slot or for blocks.
+    slots_free: slots that are free.
+    blocks_free: blocks of the KV cache that are free.
+    blocks_total: all of its blocks.
+    steps: steps so far.
+    prompt_tokens: tokens of prompts.
+    generated_tokens: tokens of answers.
+    prefix_queries: tokens that were looked up in the prefix cache.
+    prefix_hits: tokens that were found there.
+    preemptions: sequences that lost their blocks to others, and were computed again.
+    cached_tokens: tokens in the prefix cache now.
+    cache_usage: the fraction of the blocks that running sequences hold, 0 to 1.
+    step_s: the time that all steps took.
+    step_tokens: the tokens that they computed.
+    draft_tokens: drafts that were tried.
+    accepted_tokens: drafts that the model has chosen itself.
     """
 
     running: int = 0
@@ -243,12 +294,13 @@ class AttachRefused(msgspec.Struct, frozen=True, array_like=True, tag="attach_re
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """One engine step's outputs for all sequences of a connection. Also answers messages that need no step.
 
-    No sequence is both in `keys` and in `outputs`.
-
     keys: the sequences that got tokens and nothing else, little-endian int64.
     tokens: the tokens of the first one, then those of the next, little-endian int32.
-    outputs: everything else.
+    outputs: everything else. No sequence is both in `keys` and here.
+    statistics: the engine's counts.
     counts: how many tokens each of `keys` got, a byte each; empty: each got one.
+
+        keys 7 9, counts 1 2, tokens 40 41 42 → sequence 7 got 40, and 9 got 41 and 42
     """
 
     keys: bytes

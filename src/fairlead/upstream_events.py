@@ -58,9 +58,12 @@ class UpstreamAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a tool call in a chat. The first one of a call has the function's `name`.
+    """A piece of a tool call in a chat.
 
-    `position` is the call's place among all of them, and `id` is its id; None if the server left them out.
+    position: the call's place among all of them; None if the server left it out.
+    id: the call's id; None if the server left it out.
+    name: the function's name, in the first piece of a call.
+    arguments: the next part of the arguments.
     """
 
     position: int | None = None
@@ -72,7 +75,12 @@ class UpstreamCall(msgspec.Struct, frozen=True, gc=False):
 class UpstreamChoice(msgspec.Struct, frozen=True, gc=False):
     """The content of one choice in a chunk of a chat, or in a whole one.
 
-    `finished` is why the choice ended, and `stop` the stop string that ended it, if one is reported.
+    index: the choice.
+    reasoning: the next part of its reasoning.
+    text: the next part of its text.
+    calls: pieces of its calls.
+    finished: why it ended; None: it has not.
+    stop: the stop string that ended it, if one is reported.
     """
 
     index: int = 0
@@ -91,7 +99,13 @@ class UpstreamChoice(msgspec.Struct, frozen=True, gc=False):
 
 
 class UpstreamUsage(msgspec.Struct, frozen=True, gc=False):
-    """The reported numbers of tokens, unchecked; None if there are none. Those of reasoning are generated."""
+    """The reported numbers of tokens, unchecked; None if there are none.
+
+    prompt: tokens of the prompt.
+    cached: how many of these were cached.
+    generated: tokens of the answer, with those of the reasoning.
+    reasoning: how many of these are of the reasoning.
+    """
 
     prompt: int | None = None
     cached: int | None = None
@@ -100,7 +114,13 @@ class UpstreamUsage(msgspec.Struct, frozen=True, gc=False):
 
 
 class UpstreamChat(msgspec.Struct, frozen=True, gc=False):
-    """The content of one event of a chat, or of a whole one. `is_end`: the answer is complete."""
+    """The content of one event of a chat, or of a whole one.
+
+    choices: the choices in it.
+    usage: the numbers of tokens; None: it has none.
+    is_end: whether the answer is complete.
+    error: the error in it, if there is one.
+    """
 
     choices: tuple[UpstreamChoice, ...] = ()
     usage: UpstreamUsage | None = None

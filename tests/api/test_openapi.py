@@ -72,6 +72,15 @@ def test_fields_that_are_refused_or_ignored_are_named(document, path, fields):
     assert set(unserved.IGNORED) == set(re.findall(r"`(\w+)`", ignored))
 
 
+def test_fields_have_the_texts_of_the_docstring(document):
+    status = document["components"]["schemas"]["ModelStatus"]
+    assert status["description"] == "A model that is known now."
+    assert (
+        status["properties"]["engine"]["description"] == "the state of a ready engine; null for other models."
+    )
+    assert all("description" in field for field in status["properties"].values())
+
+
 def test_all_error_statuses_are_described(document):
     operations = [one for methods in document["paths"].values() for one in methods.values()]
     statuses = {status for operation in operations for status in operation["responses"]}

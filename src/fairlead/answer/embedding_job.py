@@ -29,8 +29,12 @@ def embedding(
 ) -> Iterator[None]:
     """Embed the job's texts; on exit none of them is left in the engine.
 
-    `failed` is called with the error of a text that has no vector. The engine gets the deadline in force when
-    the block is entered.
+    sequences: the engine, which gets the deadline in force when the block is entered.
+    sink: gets the vectors.
+    job: the job.
+    failed: called with the error of a text that has no vector.
+    salt: texts with different salts share no cached prefixes.
+    grant: that of the job's seat; None: the engine needs none.
     """
     deadline_s = trio.current_effective_deadline()
     texts = _Texts(sequences, sink, job, failed, deadline_s=deadline_s, salt=salt, grant=grant)

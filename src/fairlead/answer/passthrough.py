@@ -44,7 +44,14 @@ decode_head = msgspec.json.Decoder(PassthroughHead).decode
 
 
 async def pass_through(upstream: Upstream, job: Job, relay: Relay, request: Passthrough, sink: Sink) -> None:
-    """Send the request and put its response into the sink, whatever its status. Raises `UpstreamFailed`."""
+    """Send the request and put its response into the sink, whatever its status. Raises `UpstreamFailed`.
+
+    upstream: the server.
+    job: the job.
+    relay: its request.
+    request: what only such requests have.
+    sink: gets the response.
+    """
     headers = {**dict(request.headers), "X-Request-Id": job.request_id}
     accept = headers.pop("Accept", "*/*")
     async with upstream.exchange(

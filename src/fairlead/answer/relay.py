@@ -76,8 +76,16 @@ async def relay(
 ) -> None:
     """Send the request and put its whole answer into the sink.
 
-    `dialects` are those that the server speaks; None: all. `answer_bytes` bounds a response that is not
-    streamed, and one event of a stream. `user` names the job's tenant, for a server that trusts this one.
+    upstream: the server.
+    job: the job.
+    request: its request.
+    sink: gets the answer.
+    model: the server's own name of the model.
+    dialects: those that the server speaks; None: all.
+    filters: what to change in the request; None: nothing.
+    answer_bytes: bounds a response that is not streamed, and one event of a stream.
+    user: names the job's tenant, for a server that trusts this one; None: it does not.
+
     Raises `NodeFull` if the server is full, `NodeUnsuited` if its set-up does not serve the request,
     `NodeRefused` if the request is at fault, `RelayFailed` if the server is, and `UpstreamFailed` if the
     connection is; the last two also in the middle of the answer.

@@ -35,7 +35,7 @@ class RelaySink:
         self.on_progress: Callable[[], None] = lambda: None
 
     def put(self, delta: Delta) -> None:
-        """See `Sink`."""
+        """Add a piece of the answer."""
         if not self._is_over:
             self._sink.put(delta)
             if (now := trio.current_time()) - self._progressed_at >= PROGRESS_S:
@@ -43,7 +43,7 @@ class RelaySink:
                 self.on_progress()
 
     def backpressure(self) -> Backpressure | None:
-        """See `Sink`."""
+        """Return what to wait for while the sink is full; None if it is not."""
         return self._sink.backpressure()
 
     def fail(self, error: FairleadError) -> None:

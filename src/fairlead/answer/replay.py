@@ -24,7 +24,7 @@ class RecordingSink:
         self._choices: dict[int, _RecordedChoice] = {}
 
     def put(self, delta: Delta) -> None:
-        """See `Sink`."""
+        """Add a piece of the answer."""
         self.record(delta)
         self._sink.put(delta)
 
@@ -33,11 +33,11 @@ class RecordingSink:
         self._choices.setdefault(delta.index, _RecordedChoice()).add(delta)
 
     def backpressure(self) -> Backpressure | None:
-        """See `Sink`."""
+        """Return what to wait for while the sink is full; None if it is not."""
         return self._sink.backpressure()
 
     def fail(self, error: FairleadError) -> None:
-        """See `Sink`."""
+        """End the answer with an error."""
         self._sink.fail(error)
 
     def to_repeat(self, reader: UpstreamReader | None) -> "dict[int, _ReplayedChoice]":
@@ -76,11 +76,11 @@ class ReplaySink:
             self._recorded.put(following)
 
     def backpressure(self) -> Backpressure | None:
-        """See `Sink`."""
+        """Return what to wait for while the sink is full; None if it is not."""
         return self._recorded.backpressure()
 
     def fail(self, error: FairleadError) -> None:
-        """See `Sink`."""
+        """End the answer with an error."""
         if not self._failed:
             self._failed = True
             self._recorded.fail(error)

@@ -54,8 +54,11 @@ def allowed_tokens(job: Job) -> int:
 def generated_tokens(job: Job, reported: int | None, *, counted: int, text_bytes: int, least: int = 0) -> int:
     """Return how many tokens an answer has: the reported number if it is possible, else our own count.
 
-    Possible values are `least` to the number that the client allowed (reasoning may not be shown), or to one
-    token for each byte of the text.
+    job: the job, which bounds the tokens; reasoning may not be shown, so it may have more than its text.
+    reported: the server's number; None: it has none.
+    counted: our own count.
+    text_bytes: the length of the text, which has at most one token for each byte.
+    least: the least possible number.
     """
     if reported is None or not least <= reported <= max(allowed_tokens(job), text_bytes):
         return counted

@@ -14,7 +14,13 @@ from fairlead.worker.sequence_client import SequenceClient
 
 
 class NodeSequence:
-    """The `Receiver` for one choice. `failed` is called with the error, if one ends it."""
+    """The `Receiver` for one choice.
+
+    sequences: the engine.
+    sink: gets the deltas.
+    choice: makes them of outputs.
+    failed: called with the error, if one ends the choice.
+    """
 
     __slots__ = ("_choice", "_key", "_sequences", "_sink", "failed")
 

@@ -19,7 +19,14 @@ TEMPLATE_TOKENS = 64 * 1024
 
 
 class TranslatedStream(UpstreamStream):
-    """Translates a stream's events. The ends of all choices are held back until the stream is complete."""
+    """Translates a stream's events. The ends of all choices are held back until the stream is complete.
+
+    name: that of the server, for messages.
+    job: the job.
+    chat: its request as it was sent.
+    sink: gets the deltas.
+    event_bytes: bounds one event.
+    """
 
     def __init__(self, name: str, job: Job, chat: ChatRelay, sink: Sink, *, event_bytes: int) -> None:
         super().__init__(name, job, sink, event_bytes=event_bytes)
@@ -56,7 +63,13 @@ class TranslatedStream(UpstreamStream):
 
 
 def translated_response(name: str, job: Job, chat: ChatRelay, body: bytes) -> list[Delta]:
-    """Return the deltas of a whole response. Raises `RelayFailed`."""
+    """Return the deltas of a whole response. Raises `RelayFailed`.
+
+    name: that of the server, for messages.
+    job: the job.
+    chat: its request as it was sent.
+    body: the response.
+    """
     answer = _Answer(name, job, chat)
     pairs = list(answer.deltas(answer.read(chat_readers[chat.path].read_response, body)))
     text_bytes = sum(len(text.encode()) for text in chain.from_iterable(choice.texts for choice, _ in pairs))

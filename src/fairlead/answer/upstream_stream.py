@@ -26,7 +26,13 @@ class RelayFailed(NodeFailed):
 
 
 class UpstreamStream(ABC):
-    """One answer as a stream of events, which are put into a sink. `event_bytes` bounds one event."""
+    """One answer as a stream of events, which are put into a sink.
+
+    name: that of the server, for messages.
+    job: the job.
+    sink: gets the answer.
+    event_bytes: bounds one event.
+    """
 
     def __init__(self, name: str, job: Job, sink: Sink, *, event_bytes: int) -> None:
         self._name = name

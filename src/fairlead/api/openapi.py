@@ -3,6 +3,7 @@
 The views decode bodies with the same types; `shapes` has the types of the responses.
 """
 
+import inspect
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,6 +18,9 @@ from fairlead.http.multipart import FORM
 from fairlead.version import VERSION
 
 COMPONENTS = "#/components/schemas/{name}"
+
+# A field in a docstring: `name: text`, with further lines of the text indented.
+_FIELD = re.compile(r"^(\w+): (.+(?:\n .+)*)\n?", re.MULTILINE)
 
 # The descriptions of errors, by status.
 ERRORS = {
@@ -59,6 +63,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     used = [kind for route in documented for kind in (route.body, route.answer, route.error)]
     types = [kind for kind in used if kind not in (None, Any)]
     schemas, components = msgspec.json.schema_components(types, ref_template=COMPONENTS)
+    for component in components.values():
+        _describe_fields(component)
     schema_of = {str(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in documented:
@@ -78,6 +84,23 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _describe_fields(component: dict[str, Any]) -> None:
+    """Move what a type's docstring says of its fields to these fields."""
+    text = inspect.cleandoc(component.get("description", ""))
+    properties = component.get("properties", {})
+
+    def move(found: re.Match[str]) -> str:
+        if found[1] not in properties:
+            return found[0]
+        words = re.sub(r"\bNone\b", "null", " ".join(found[2].split()))
+        properties[found[1]] = {**properties[found[1]], "description": words}
+        return ""
+
+    text = _FIELD.sub(move, text)
+    if text:
+        component["description"] = re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:

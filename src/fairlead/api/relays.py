@@ -127,7 +127,7 @@ class RelayWriter:
         self._is_relayed = own is None
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events for these deltas; empty if they have nothing to show yet."""
         events: list[bytes] = []
         for delta in deltas:
             if delta.raw:
@@ -144,7 +144,7 @@ class RelayWriter:
         return b"" if self._own is None or self._is_relayed else self._own.end()
 
     def fail(self, error: FairleadError) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events that end an incomplete answer, of which nothing may have been written yet."""
         if self._own is None or self._is_relayed:
             return self._dialect.error_event(error)
         return self._own.fail(error)

@@ -136,7 +136,7 @@ class IncomingBody:
         raise BodyTimeout(f"the form took longer than {self._limits.upload_timeout_s:g} s to arrive")
 
     def keep(self) -> None:
-        """Note that the response has begun: the request can no longer be refused."""
+        """Record that the response has begun: the request can no longer be refused."""
         if self._shares is not None and self._holding is not None:
             self._shares.keep(self._holding)
 

@@ -115,7 +115,7 @@ class UploadedContents:
             await self._uploads.run(self._tenant, self._write, data)
 
     async def read(self, start: int, size: int) -> bytes:
-        """See `FormContents`."""
+        """Return some of them."""
         return await self._uploads.run(self._tenant, self._read, start, size)
 
     def close(self) -> None:

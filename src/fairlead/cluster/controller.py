@@ -50,10 +50,16 @@ logger = structlog.get_logger("fairlead.cluster")
 
 
 class ClusterController:
-    """Keeps the replicas of the models in the fleet's configuration; the launcher listens in `directory`.
+    """Keeps the replicas of the models in the fleet's configuration.
+
+    cluster: the settings.
+    fleet: where replicas become nodes; `run` needs it to run.
+    dispatcher: what knows how many jobs wait for each model.
+    directory: where the launcher listens.
+    connect: connects to the launcher's socket.
 
     `has_adopted` is set when the replicas that a launcher had already are nodes of the fleet, or if there is
-    no launcher yet. `run` needs a fleet that runs.
+    no launcher yet.
     """
 
     def __init__(

@@ -4,9 +4,16 @@ import msgspec
 
 
 class StartReplica(msgspec.Struct, frozen=True, tag="start"):
-    """Start a replica: `fairlead node` with this `config`, a file's content, on a machine with room for it.
+    """Start a replica: `fairlead node` on a machine with room for it.
 
-    `id` is unique, `digest` is the same for replicas with equal settings.
+    id: unique.
+    model: the model that it serves.
+    number: which of the model's replicas it is.
+    digest: the same for replicas with equal settings.
+    config: the content of its configuration file.
+    cpus: how many processors it takes.
+    gpus: how many GPUs it takes.
+    memory_bytes: how much memory it takes.
     """
 
     id: str

@@ -30,7 +30,14 @@ TRANSITIONS: frozenset[tuple[ReplicaState, ReplicaState]] = frozenset(
 
 
 class ScalingRules(NamedTuple):
-    """Bounds of the number of replicas, and when it changes; see `ClusterConfig`."""
+    """Bounds of the number of replicas, and when it changes.
+
+    min: the fewest replicas.
+    max: the most.
+    target_wait_s: the estimated wait above which there are too few.
+    up_after_s: how long there must be too few before one is started.
+    down_after_s: how long there must be too many before one is ended.
+    """
 
     min: int
     max: int
@@ -40,9 +47,12 @@ class ScalingRules(NamedTuple):
 
 
 class ModelLoad(NamedTuple):
-    """The load of a model: jobs that wait, the estimated wait of a new one, and its seats.
+    """The load of a model.
 
-    `busy` has the busy seats of each replica that is up.
+    waiting: jobs that wait.
+    wait_s: the estimated wait of a new one.
+    busy: the busy seats of each replica that is up, by number.
+    seats: all seats of each of them.
     """
 
     waiting: int = 0
@@ -85,7 +95,7 @@ class _Timer:
         self._since_s: float | None = None
 
     def held_for_s(self, now_s: float, *, holds: bool) -> float:
-        """Note whether the condition holds now; return for how long it has held, -1 if it does not."""
+        """Record whether the condition holds now; return for how long it has held, -1 if it does not."""
         if not holds:
             self._since_s = None
             return -1.0
@@ -138,20 +148,20 @@ class ReplicaSet:
         self.wanted = self._bounded(max(self.wanted, len(self.numbers("starting", "up"))))
 
     def came_up(self, number: int, now_s: float) -> None:
-        """Note that a replica takes jobs. One that is to be ended stays so."""
+        """Record that a replica takes jobs. One that is to be ended stays so."""
         if self._replicas[number].state == "starting":
             self._become(number, "up")
             self._replicas[number].up_at_s = now_s
 
     def drained(self, number: int) -> list[ReplicaOrder]:
-        """Note that a replica gets no jobs any more and has none; return the order to end it."""
+        """Record that a replica gets no jobs any more and has none; return the order to end it."""
         if number not in self._replicas or self.state(number) == "ending":
             return []
         self._become(number, "ending")
         return [EndReplica(number)]
 
     def ended(self, number: int, now_s: float) -> None:
-        """Note that a replica is gone, requested or not. It is replaced if it was not."""
+        """Record that a replica is gone, requested or not. It is replaced if it was not."""
         replica = self._replicas.pop(number)
         if replica.up_at_s is not None and now_s - replica.up_at_s >= STEADY_S:
             self._backoff_s = FIRST_BACKOFF_S

@@ -43,7 +43,13 @@ class LeaseConfig(msgspec.Struct, frozen=True, rename=spelled):
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """Where the API of the cluster is, and the files of the pod's service account."""
+    """Where the API of the cluster is, and the files of the pod's service account.
+
+    url: the API's address.
+    token_file: has the token, which Kubernetes replaces from time to time.
+    ca_file: has the certificate of the API's authority.
+    namespace_file: has the pod's namespace.
+    """
 
     url: str
     token_file: str = f"{_FOLDER}/token"

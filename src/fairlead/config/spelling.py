@@ -142,9 +142,12 @@ Names = Annotated[tuple[str, ...], _text("A list, or names with commas between t
 
 @dataclass(frozen=True)
 class Shape:
-    """A parsed type hint: `kind` without `None` and `Meta`; `item` is the shape of a collection's items.
+    """A parsed type hint.
 
-    A `kind` that is a union of several has no `item`.
+    kind: the type without `None` and `Meta`.
+    optional: whether `None` is allowed.
+    metas: the bounds, from `Meta`.
+    item: the shape of a collection's items; None for other kinds, and for a union of several.
     """
 
     kind: Any

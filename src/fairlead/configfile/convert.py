@@ -50,9 +50,13 @@ class Conversion:
     ) -> S | None:
         """Return the struct, made of the valid values; None if they do not suffice.
 
-        `fixed` has values of fields that a file cannot set. Settings that the file does not have keep their
-        values of `default`. `misplaced` has messages for keys that belong elsewhere. `also_known` has further
-        keys that an unknown key may be a misspelling of.
+        kind: the type of the struct.
+        raw: the value in the file.
+        path: where it is in the file.
+        fixed: values of fields that a file cannot set.
+        default: has the values of settings that are not in the file; None: the defaults of `kind`.
+        misplaced: messages for keys that belong elsewhere.
+        also_known: further keys that an unknown key may be a misspelling of.
         """
         fixed = fixed or {}
         if not isinstance(raw, dict):
@@ -137,7 +141,13 @@ class Conversion:
         return self._document.text(path) or written(raw)
 
     def unknown(self, key: str, path: KeyPath, known: Collection[str], misplaced: Mapping[str, str]) -> None:
-        """Add a fault for an unknown key. It names where the key belongs, or a similar key."""
+        """Add a fault for an unknown key. It names where the key belongs, or a similar key.
+
+        key: the key.
+        path: where it is in the file.
+        known: the keys that are allowed there.
+        misplaced: messages for keys that belong elsewhere.
+        """
         if key in misplaced:
             self._fault((*path, key), misplaced[key])
             return

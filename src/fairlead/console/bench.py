@@ -19,7 +19,13 @@ from fairlead.load.report import Level, format_table, plot
 
 
 def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Path | None) -> int:
-    """Run and report the load test. Return the exit code: 1 if it failed or a level had no answer at all."""
+    """Run and report the load test. Return the exit code: 1 if it failed or a level had no answer at all.
+
+    options: the load.
+    api_key: the key for the server; None: it needs none.
+    json: a file for all measurements; None: none is written.
+    plot: a file for the plot; None: none is written.
+    """
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot: needs matplotlib, which fairlead[bench] installs")
     try:

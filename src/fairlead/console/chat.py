@@ -30,10 +30,12 @@ Ctrl-C     stop the answer"""
 
 
 def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str | None) -> int:
-    """Answer `prompt` or standard input, or hold a conversation if that is a terminal.
+    """Answer a prompt, or hold a conversation. Return the exit code.
 
-    A `model` that cannot be the name of one is the prompt. `url` None: the default URL, or a new server if
-    none answers there. Return the exit code.
+    model: the model's name. If it cannot be one, it is the prompt.
+    prompt: what to answer; None: standard input, or a conversation if that is a terminal.
+    url: the server; None: the default URL, or a new server if none answers there.
+    api_key: the key for the server; None: it needs none.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not end the answer

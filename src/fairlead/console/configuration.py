@@ -54,7 +54,14 @@ def read(file: Path) -> Reading | None:
 def source_of(
     file: Path, model: str | None, options: ServeOptions, *, is_watched: bool, handles_signals: bool = True
 ) -> "ConfigSource":
-    """Return what rereads a server's file on a reload. The options still override the file."""
+    """Return what reads a server's file again on a reload.
+
+    file: the file.
+    model: the model of the command line, if any.
+    options: the options, which still override the file.
+    is_watched: whether a change of the file is a reload.
+    handles_signals: whether SIGHUP is one.
+    """
     import structlog
 
     from fairlead.fleet.reload import ConfigSource

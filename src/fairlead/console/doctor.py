@@ -50,7 +50,13 @@ print(', '.join(f'{dtype}: {cpustep.variants(dtype)[0]}' for dtype in cpustep.DT
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check. `advice`: what to do; empty if nothing."""
+    """The result of one check.
+
+    name: what was checked.
+    verdict: how good it is.
+    found: what there is.
+    advice: what to do; empty if nothing.
+    """
 
     name: str
     verdict: Verdict
@@ -61,7 +67,10 @@ class Finding(msgspec.Struct, frozen=True):
 def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: bool) -> int:
     """Run all checks and print the findings. Return the exit code: 0 if none is bad.
 
-    `host` and `port` default to those of the configuration file, or else to those of `serve`.
+    config: a configuration file to check, too.
+    host: the address to listen on; None: that of the file, or else that of `serve`.
+    port: the port; None: as for `host`.
+    as_json: whether to print JSON.
     """
     findings = list(_findings(config, host, port))
     failed = any(finding.verdict == "bad" for finding in findings)

@@ -15,9 +15,13 @@ Validator = Callable[[Any, Any], None]
 
 
 class SettingOption(NamedTuple):
-    """An option for a setting, which is the `field` of the struct `owner`.
+    """An option for a setting.
 
-    `env_var` is an environment variable that may hold its value, `validator` a check beside the range.
+    name: the option's name.
+    owner: the struct that has the setting.
+    field: the setting's field there.
+    env_var: an environment variable that may hold its value.
+    validator: a check beside the setting's range.
     """
 
     name: str

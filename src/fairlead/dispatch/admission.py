@@ -26,7 +26,10 @@ RETRY_S = 5
 class JobAdmission:
     """The reasons to refuse a job or a load request at once, in the order in which they apply.
 
-    With `rejects_loading` no job waits for a model to be loaded.
+    queue: what waits.
+    nodes: what can run jobs.
+    swaps: what can be loaded.
+    rejects_loading: whether no job waits for a model to be loaded.
     """
 
     def __init__(self, queue: Queue, nodes: NodePool, swaps: Swaps, *, rejects_loading: bool = False) -> None:

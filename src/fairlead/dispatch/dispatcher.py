@@ -100,10 +100,14 @@ class Seat:
 class Dispatcher:
     """Assigns seats to jobs: the `Effects` of its scheduler. `run` runs its timer.
 
-    Nodes and models report their events to `scheduler`; `models` keeps load requests, and `estimator`
-    estimates waits. `rejects_loading`: a job for a model that is not loaded is refused, but the model is
-    loaded all the same. `scheduler` is a name in `SCHEDULERS`. `epoch` is part of every grant, and
-    `next_grant` is the grant that will be given next. Raises `ConfigError` if the scheduler is unknown.
+    queue: the settings.
+    random: spreads load and retries; None: random numbers.
+    rejects_loading: a job for a model that is not loaded is refused, but the model is loaded all the same.
+    scheduler: a name in `SCHEDULERS`. Raises `ConfigError` if it is unknown.
+    epoch: part of every grant; `next_grant` is the grant that will be given next.
+
+    Nodes and models report their events to the attribute `scheduler`. `models` keeps load requests, and
+    `estimator` estimates waits.
     """
 
     def __init__(
@@ -271,10 +275,12 @@ class Dispatcher:
         waiting: FairleadError | None = None,
         by: Requester | None = None,
     ) -> None:
-        """Stop a local model once its running jobs have finished; with `error`, end those with it at once.
+        """Stop a local model once its running jobs have finished.
 
-        Jobs and load requests that wait for it end with `waiting`; None: they wait for its next load. `by`:
-        who has requested it.
+        model: its name.
+        error: ends the running jobs at once; None: they finish first.
+        waiting: ends the jobs and load requests that wait for it; None: they wait for its next load.
+        by: who has requested it.
         """
         self.models.unload_is_requested(model, by)
         if error is not None:

@@ -67,7 +67,13 @@ class Effects(Protocol):
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
-    """Counts: jobs waiting and running, the queue's capacity, and all seats of the nodes that are up."""
+    """Counts of the present state.
+
+    waiting: jobs that wait.
+    running: jobs that run.
+    capacity: how many may wait.
+    seats: all seats of the nodes that are up.
+    """
 
     waiting: int
     running: int

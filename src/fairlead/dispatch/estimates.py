@@ -80,9 +80,12 @@ class MeanEstimate:
 class JobSize(msgspec.Struct, frozen=True):
     """What determines how long a job holds its seats, and how many.
 
-    `output_tokens`: predicted, of the sequences that run one after another in one of its `seats`; in general
-    that is one sequence. `without_tokens`: the model of a job that has no tokens, which takes as long as
-    others like it; None: it has some.
+    prompt_tokens: the tokens of its prompt.
+    output_tokens: predicted, of the sequences that run one after another in one of its `seats`; in general
+        that is one sequence.
+    seats: how many it needs.
+    without_tokens: the model of a job that has no tokens, which takes as long as others like it; None: it has
+        some.
     """
 
     prompt_tokens: int
@@ -103,10 +106,13 @@ class RunningJob(msgspec.Struct, frozen=True):
 
 
 class QuantilePrediction(msgspec.Struct, frozen=True):
-    """The median and 90 % quantile of a wait, and what is needed to learn from its actual length.
+    """The prediction of a wait, and what is needed to learn from its actual length.
 
-    `work_s` is the wait if all predicted lengths were exact, before the correction by past errors; None if a
-    seat was free. `rounds` selects the past errors that are like its own.
+    wait_s: the median.
+    p90_s: the 90 % quantile.
+    work_s: the wait if all predicted lengths were exact, before the correction by past errors; None if a seat
+        was free.
+    rounds: selects the past errors that are like its own.
     """
 
     wait_s: float

@@ -22,19 +22,25 @@ MOST_SEATS = 1024
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A job as the scheduler sees it: ids and numbers, which may be sent to another process.
 
-    `owner` identifies the API key that may cancel the job. `priority` is an index into `queue.classes`, where
-    0 is served first. `no_queue`: refuse it rather than queue it. `stream`: its wait ends with its first
-    delta, that of any other job with its seat.
-
-    `prompt_tokens` counts each prompt once, `longest_prompt` is the length of the longest one, and
-    `prompt_cache_tokens` are those that a node holds at a time. The answer has `sequences` choices of up to
-    `max_tokens` each, or none if the job `is_embedding`. `prefixes` are hashes of the prompt's beginning
-    (`prefix_hashes`).
-
-    `body_bytes` is the size of its request as the client wrote it; None if it cannot be relayed.
-    `wait_limit_s`: how long it may wait, if that is less than `queue.timeout`.
-    `must_be_relayed`: only nodes that take such requests can run it. `needs_own_node`: remote servers cannot.
-    `has_no_tokens`: it is charged for `REQUEST_TOKENS` instead.
+    request_id: the client's id for it.
+    tenant: whose turn it takes.
+    model: the canonical name of its model.
+    owner: identifies the API key that may cancel it.
+    priority: an index into `queue.classes`; 0 is served first.
+    no_queue: refuse it rather than queue it.
+    wait_limit_s: how long it may wait, if that is less than `queue.timeout`.
+    stream: its wait ends with its first delta, that of any other job with its seat.
+    prompt_tokens: counts each prompt once.
+    longest_prompt: the length of the longest prompt.
+    prompt_cache_tokens: those that a node holds at a time.
+    sequences: the choices of the answer.
+    max_tokens: the most tokens of each.
+    is_embedding: whether the answer is a vector for each prompt.
+    prefixes: hashes of the prompt's beginning (`prefix_hashes`).
+    body_bytes: the size of its request as the client wrote it; None if it cannot be relayed.
+    must_be_relayed: only nodes that take such requests can run it.
+    needs_own_node: remote servers cannot run it.
+    has_no_tokens: it is charged for `REQUEST_TOKENS` instead.
     """
 
     request_id: str

@@ -48,6 +48,11 @@ class LengthPredictor:
     def predict(self, tenant: str, model: str, *, so_far: int = 0, max_tokens: int) -> float:
         """Return the predicted output tokens in all: 0…`max_tokens`, never fewer for a larger `so_far`.
 
+        tenant: whose answer it is.
+        model: the model that writes it.
+        so_far: how many tokens there are already.
+        max_tokens: the most tokens of the answer.
+
         An answer longer than all before is predicted to double, because long answers tend to continue.
         """
         answers = self._by_tenant.get((tenant, model))

@@ -139,7 +139,7 @@ class ModelLifecycle:
         self._execute_stop(model)
 
     def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
-        """See `ModelEffects`."""
+        """Report that the requested model is loaded, or the error because of which it will not be."""
         load = self._loads.pop(request.model)
         load.error = error
         load.ended.set()

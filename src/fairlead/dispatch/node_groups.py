@@ -81,7 +81,7 @@ class NodeGroup:
         return any(node.free >= node.seats_for(seats) for node in self.free)
 
     def update(self, node: NodeState) -> None:
-        """Note that the node has another score, or that it has no free seat."""
+        """Record that the node has another score, or that it has no free seat."""
         if node.free > 0:
             self.free[node] = self._unsorted[node] = None
         elif node in self.free:

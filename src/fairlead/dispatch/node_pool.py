@@ -438,7 +438,7 @@ class NodePool(dict[str, NodeState]):
                 kind.open.pop(group, None)
 
     def _update(self) -> None:
-        """Note the present state of the nodes that have changed."""
+        """Record the present state of the nodes that have changed."""
         for node in self._changed:
             group = self._group_of[node]
             if group.closed != node.closed_models & node.models:
@@ -453,7 +453,7 @@ class NodePool(dict[str, NodeState]):
 
 
 def _match(kind: JobKind, group: NodeGroup) -> None:
-    """Note whether the nodes of a group can run jobs of a kind."""
+    """Record whether the nodes of a group can run jobs of a kind."""
     if group.accepts(kind.job):
         kind.groups[group] = None
         if kind.job.model not in group.closed:

@@ -29,8 +29,14 @@ _NO_TENANT = -1  # tenants have names; as many numbers below it as there are cla
 class Queue:
     """Tickets in fair order. Only this class writes a ticket's `handle` and `charged`.
 
+    capacity: how many may wait.
+    fairness: what tenants share.
+    min_share: the part of the turns that a waiting lower class gets at least.
+    tenant_weights: tenants with another weight than 1.
+    waiting_bytes: bounds the queued requests for remote nodes (`QueuedBytes`).
+
     A removed ticket is forgotten before the method returns. What its tenant was charged stays, and is
-    corrected while the job runs. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`).
+    corrected while the job runs.
     """
 
     def __init__(

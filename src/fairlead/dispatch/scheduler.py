@@ -102,7 +102,7 @@ class Scheduler:
         self._swaps.report_idle(node)
 
     def first_delta(self, ticket: Ticket) -> None:
-        """Note that a job's answer has begun; its deadline does not apply any more."""
+        """Record that a job's answer has begun; its deadline does not apply any more."""
         ticket.has_begun = True
         if ticket.node is not None and (ticket.is_trial or ticket.node.has_failed):
             ticket.node.has_failed = False
@@ -169,7 +169,7 @@ class Scheduler:
             self._effects.stop(ticket, error)
 
     def starved(self, ticket: Ticket) -> None:
-        """Note that a job has waited so long that its model takes precedence over those that are loaded."""
+        """Record that a job has waited so long that its model takes precedence over those that are loaded."""
         if ticket.state is TicketState.QUEUED and not ticket.starved:
             ticket.starved = True
             self._swaps.starved(ticket.job.model)
@@ -203,7 +203,7 @@ class Scheduler:
         self._pump()
 
     def load_starved(self, request: LoadRequest) -> None:
-        """Note that a load request has waited so long that it takes precedence over loaded models."""
+        """Record that a load request has waited so long that it takes precedence over loaded models."""
         self._swaps.load_starved(request)
         self._pump()
 
@@ -225,7 +225,7 @@ class Scheduler:
             self._pump()
 
     def stopped(self, models: frozenset[str]) -> None:
-        """Note that the processes of these models have ended and hold no memory any more."""
+        """Record that the processes of these models have ended and hold no memory any more."""
         self._swaps.stopped(models)
         self._pump()
 

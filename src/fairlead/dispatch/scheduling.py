@@ -36,10 +36,10 @@ class JobEvents(Protocol):
         """
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
-        """Note how much more service than a new tenant others have received, from an earlier scheduler."""
+        """Record how much more service than a new tenant others have received, from an earlier scheduler."""
 
     def first_delta(self, ticket: Ticket) -> None:
-        """Note that a job's answer has begun."""
+        """Record that a job's answer has begun."""
 
     def charge(self, ticket: Ticket, cost: float) -> None:
         """Charge what a job has cost until now."""
@@ -83,10 +83,10 @@ class JobEvents(Protocol):
         """Let one job try a model of a node after a pause."""
 
     def deadline(self, ticket: Ticket, error: FairleadError) -> None:
-        """Note that a job's time to wait is over."""
+        """Record that a job's time to wait is over."""
 
     def starved(self, ticket: Ticket) -> None:
-        """Note that a job has waited so long that its model takes precedence over others."""
+        """Record that a job has waited so long that its model takes precedence over others."""
 
 
 class ModelEvents(Protocol):
@@ -121,10 +121,10 @@ class ModelEvents(Protocol):
         """Unload a node's idle models after their time to live, unless its `used` has changed."""
 
     def stopped(self, models: frozenset[str]) -> None:
-        """Note that no processes of these models are left."""
+        """Record that no processes of these models are left."""
 
     def load_failed(self, models: frozenset[str], error: FairleadError) -> None:
-        """Note that these models could not be loaded."""
+        """Record that these models could not be loaded."""
 
 
 class NodeEvents(Protocol):

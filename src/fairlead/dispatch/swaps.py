@@ -16,11 +16,17 @@ STARVATION_SHARE = 2 / 3
 class Swaps:
     """Which models are requested, loading or stopping, and when the next swap may start.
 
+    effects: carries out what is decided. Only this class calls the methods of `effects.models`, each after it
+        has changed its own state.
+    nodes: the scheduler's, local and remote; a swap removes the nodes of the models that it evicts.
+    policy: which models may be loaded together; None: no model can be loaded.
+    loadable: the models that a swap can load.
+
     A busy model is never evicted: it serves the jobs that wait for it, so that swaps are few. Once a job
     starves for another model, the busy one gets no more jobs, and is evicted when it is idle.
 
-    `nodes` are the scheduler's, local and remote; a swap removes the nodes of the models that it evicts. Only
-    this class calls the methods of `effects.models`, each after it has changed its own state.
+        seats 1, room for one model, jobs A1 B1 A2 B2 in this order
+        A is loaded: A1, then A2 in the same load; B starves meanwhile → A gets no more jobs → B1, B2
     """
 
     def __init__(
@@ -128,16 +134,16 @@ class Swaps:
         return model in self._loadable
 
     def load_ended(self, models: Iterable[str]) -> None:
-        """Note that the loads of these models have succeeded or failed."""
+        """Record that the loads of these models have succeeded or failed."""
         self._loading.difference_update(models)
         self._stopping.difference_update(models)
 
     def stopping(self, models: Iterable[str]) -> None:
-        """Note that these have no node any more; their memory is free only when they have `stopped`."""
+        """Record that these have no node any more; their memory is free only when they have `stopped`."""
         self._stopping |= set(models) - self._loading
 
     def stopped(self, models: Iterable[str]) -> None:
-        """Note that the processes of these models have ended."""
+        """Record that the processes of these models have ended."""
         self._stopping.difference_update(models)
 
     def stop(self, models: Iterable[str]) -> None:

@@ -29,7 +29,7 @@ class KnownCounters:
         self._counters: dict[str, float] = {}
 
     def update(self, changes: TenantCounters) -> None:
-        """Note counters that have changed."""
+        """Record counters that have changed."""
         known = {} if changes.is_whole else self._counters
         known = known | changes.counters
         self._level = changes.level

@@ -19,8 +19,12 @@ from fairlead.errors import Displaced, FairleadError, QueueFull
 class Tickets:
     """The tickets that wait in `queue` or hold a seat of `nodes`.
 
-    Only this class changes a ticket's state, and only this class grants and refuses. A queued job counts in
-    `swaps` as demand for its model.
+    effects: carries out what is decided.
+    queue: the tickets that wait.
+    nodes: the nodes with their seats.
+    swaps: a queued job counts there as demand for its model.
+
+    Only this class changes a ticket's state, and only this class grants and refuses.
     """
 
     def __init__(self, effects: Effects, queue: Queue, nodes: NodePool, swaps: Swaps) -> None:

@@ -56,10 +56,13 @@ class Backlog(NamedTuple):
 class WaitEstimator:
     """Estimates waits of waiting and future jobs, retry times of refused ones, and costs of running ones.
 
-    Learns from each seat that is granted, lost (`requeued`) or released (`ended`). Queries the scheduler
-    without changing it. `random` spreads the retries of jobs that are refused together. `paused_s` returns
-    how long all nodes of a model are full for a tenant. `mean` has the mean wait and service time of past
-    jobs.
+    scheduler: answers questions; nothing of it is changed.
+    queue: the settings.
+    random: spreads the retries of jobs that are refused together.
+    paused_s: returns how long all nodes of a model are full for a tenant.
+
+    Learns from each seat that is granted, lost (`requeued`) or released (`ended`). `mean` has the mean wait
+    and service time of past jobs.
     """
 
     def __init__(

@@ -85,7 +85,10 @@ class SurveyedSeat(NamedTuple):
 class ModelWaits:
     """What a job for one model waits for, by its place in the queue as a whole.
 
-    `waiting` are jobs in the order in which they leave, of which each stands for `step`.
+    awaited: the seats that free up for it.
+    taken: the seats that are taken now.
+    waiting: jobs in the order in which they leave.
+    step: each of these jobs stands for so many.
     """
 
     def __init__(
@@ -123,9 +126,15 @@ class ModelWaits:
 
 
 class WaitSurvey:
-    """A survey of all waiting jobs. `waits_for` makes the `ModelWaits` of a model, at most once for each.
+    """A survey of all waiting jobs, from which any of their waits is read in constant time.
 
-    `arrivals` and `grants` count the jobs that were queued and granted since.
+    made_at: when it was made.
+    order: the order in which jobs leave.
+    running: how many jobs ran then.
+    waits_for: makes the `ModelWaits` of a model, at most once for each.
+
+    `arrivals` and `grants` count the jobs that were queued and granted since. After 5 grants, the job
+    that was 17th waits as long as the 12th did in the survey.
     """
 
     def __init__(
@@ -143,11 +152,11 @@ class WaitSurvey:
         self._index_of: dict[Ticket, int] | None = None
 
     def granted(self) -> None:
-        """Note that a job has left the queue."""
+        """Record that a job has left the queue."""
         self.grants += 1
 
     def queued(self, job: JobSpec) -> None:
-        """Note that a job has been queued."""
+        """Record that a job has been queued."""
         pair = job.tenant, job.priority
         self._queued[pair] = self._queued.get(pair, 0) + 1
         self.arrivals += 1

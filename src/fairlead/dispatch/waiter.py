@@ -32,9 +32,12 @@ class SeatLoss(NamedTuple):
 
 
 class HeldSeat(NamedTuple):
-    """A seat that a job has from an earlier dispatcher, after it waited `waited_s` for its first seat.
+    """A seat that a job has from an earlier dispatcher.
 
-    `has_begun`: the first delta of its answer has arrived.
+    node_id: the seat's node.
+    grant: that of the seat; None: the node needs none.
+    waited_s: how long the job waited for its first seat.
+    has_begun: whether the first delta of its answer has arrived.
     """
 
     node_id: str
@@ -105,18 +108,18 @@ class WaitingTask(Waiter):
         return self.ticket.node.id
 
     def generated(self) -> int:
-        """See `Waiter`."""
+        """Return the number of tokens so far."""
         return self.count_generated()
 
     def granted(self) -> None:
-        """See `Waiter`."""
+        """Receive a seat, at `ticket.node`, with the number `grant`."""
         self.event.set()
 
     def refused(self, _error: FairleadError) -> None:
-        """See `Waiter`."""
+        """Receive the error because of which there will be no seat (again)."""
         self.event.set()
 
     def stopped(self, _error: FairleadError) -> None:
-        """See `Waiter`."""
+        """Receive the error that ends the job now, wherever it is."""
         self.event.set()
         self.scope.cancel()

@@ -94,7 +94,7 @@ class DeviceForward:
         self._graphs.record(max_batch, report)
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
-        """See `forward.Forward`."""
+        """Return the memory of these blocks of a KV cache group to the system, if possible; ascending ids."""
         self.cache.release(group, blocks)
 
     def stage(self, step: PreparedStep, batch: BlockTables, latest: Tensor | None) -> Inputs:

@@ -20,7 +20,7 @@ class CudaMemory:
         self._device = device
 
     def free_and_total(self) -> tuple[int, int]:
-        """See `DeviceMemory`."""
+        """Return the device's free and total bytes."""
         free, total = torch.cuda.mem_get_info(self._device)
         return free, total
 

@@ -45,7 +45,7 @@ class TorchForward:
         return self.model.logits(F.pad(needed, (0, 0, 0, missing)))[: len(tokens)]
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
-        """See `Forward`."""
+        """Return the memory of these blocks of a KV cache group to the system, if possible; ascending ids."""
         self.cache.release(group, blocks)
 
     def states(self, inputs: Inputs) -> Tensor:

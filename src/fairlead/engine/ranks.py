@@ -99,7 +99,7 @@ class LeadingForward:
         return self._stage(step, batch, latest)
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        """See `forward.Forward`."""
+        """Write the step's keys and values to the cache; return the logits of `logit_tokens`, [S + P, V]."""
         assert self._step is not None
         latest = self._latest
         self._membership.send(
@@ -118,7 +118,7 @@ class LeadingForward:
             self._membership.give_up(error)
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
-        """See `forward.Forward`."""
+        """Return the memory of these blocks of a KV cache group to the system, if possible; ascending ids."""
         self._membership.send(ReleaseBlocks(group, list(blocks)))
         self._forward.release(group, blocks)
 

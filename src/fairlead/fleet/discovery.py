@@ -60,10 +60,13 @@ def address_of(node: NodeConfig) -> tuple[str, int]:
 
 
 class NodeDiscovery:
-    """Keeps the nodes of one name. `config` is that of each, with the name in its URL.
+    """Keeps the nodes of one name.
 
-    `add` adds a node, and `remove` removes one by its id and returns when its jobs are finished. `spawn`
-    starts a task.
+    config: that of each node, with the name in its URL.
+    add: adds a node.
+    remove: removes one by its id, and returns when its jobs are finished.
+    spawn: starts a task.
+    lookup: returns the addresses of the name.
     """
 
     def __init__(

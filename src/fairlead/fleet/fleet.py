@@ -44,11 +44,16 @@ logger = structlog.get_logger("fairlead.fleet")
 class Fleet:
     """The models of the configuration, those of other servers, and the nodes that have them.
 
-    `nodes` has the nodes that are up, and `catalog` the configured models. `read` reads what the parent must
-    know of an engine's model. `on_progress` is called with the progress of each load. `instance` is a unique
-    id by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
-    `adopted`: models whose processes run already; their first load only connects to these. `lookup` returns
-    the addresses of a name.
+    config: the settings. The configured models are in `catalog`.
+    dispatcher: what grants the seats of the nodes.
+    nodes: gets the nodes that are up.
+    read: reads what the parent must know of an engine's model.
+    on_progress: called with the progress of each load.
+    make_process: makes what runs a local model, once per load.
+    adopted: models whose processes run already; their first load only connects to these.
+    lookup: returns the addresses of a name.
+
+    `instance` is a unique id by which this server recognizes itself.
     """
 
     def __init__(
@@ -232,9 +237,13 @@ class Fleet:
     async def unload(
         self, model: str, *, force: bool = False, wait: bool = False, by: Requester | None = None
     ) -> None:
-        """Unload the model; return when its process is gone. Its jobs finish first; with `force` they fail.
+        """Unload the model; return when its process is gone.
 
-        Jobs and loads that wait for it end with `ModelUnloaded`; with `wait` they wait for its next load.
+        model: its name.
+        force: fail its jobs; otherwise they finish first.
+        wait: jobs and loads that wait for it wait for its next load; otherwise they end with `ModelUnloaded`.
+        by: who has requested it.
+
         Raises as `load` does.
         """
         local = self._local_model(model)

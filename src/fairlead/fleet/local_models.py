@@ -20,8 +20,10 @@ MEASURE_EVERY_S = 10.0
 class LocalModels(dict[str, ManagedModel]):
     """The `ManagedModel` of each configured model, by name; also of removed ones until they have stopped.
 
-    `spawn` starts a task in the fleet's nursery. `make_model` calls `ManagedModel` with the options that are
-    not given here.
+    config: the settings.
+    dispatcher: what grants the seats.
+    spawn: starts a task in the fleet's nursery.
+    make_model: calls `ManagedModel` with the options that are not given here.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class LocalModels(dict[str, ManagedModel]):
     # Events of models --------------------------------------------------------------------------------
 
     def _loaded(self, model: ManagedModel) -> None:
-        """Note where a model was loaded; its memory use can be measured now."""
+        """Record where a model was loaded; its memory use can be measured now."""
         self._unloaded_early.discard(model.name)
         if model.config.kind == "engine":
             self._memory.loaded(model.name, model.gpu)

@@ -54,13 +54,20 @@ logger = structlog.get_logger("fairlead.model")
 
 
 class ManagedModel:
-    """A model and its current instance, if it has one. Only engine models have a `text`.
+    """A model and its current instance, if it has one.
 
-    `on_loaded` is called when it is loaded, `on_died` when a ready instance has ended by itself, or when its
-    replacement has failed to load, and `on_progress` with the progress of a load. `health` says when a
-    command is given up. `config` applies from the next instance on. `output` has the last lines of all
-    instances. `restarts` says whether it is to be started again. With a `fault` in its files or settings it
-    is not started. Its nodes report to it, and it reports to `nodes` and to the scheduler.
+    config: its settings, which apply from the next instance on.
+    text: its tokenizer and templates; None: it is not an engine's.
+    scheduler: what decides when it is loaded; it is told how that went.
+    nodes: gets the node of a ready instance.
+    on_loaded: called when it is loaded.
+    on_died: called when a ready instance has ended by itself, or when its replacement has failed to load.
+    on_progress: called with the progress of a load.
+    health: when a command is given up.
+    make_process: makes what runs it, once per load.
+
+    `output` has the last lines of all instances. `restarts` says whether it is to be started again. With a
+    `fault` in its files or settings it is not started.
     """
 
     def __init__(
@@ -254,7 +261,7 @@ class ManagedModel:
             self._came_up(instance, node, limits)
 
     def _came_up(self, instance: Instance, node: Node, limits: NodeLimits) -> None:
-        """Note that an instance is loaded. If its end was requested just before, it stays "stopping"."""
+        """Record that an instance is loaded. If its end was requested just before, it stays "stopping"."""
         if instance is self.instance and self._state == "loading":
             self._become("ready")
         self._nodes.report(node, limits)
@@ -267,7 +274,7 @@ class ManagedModel:
         self._on_loaded(self)
 
     def _went_down(self, instance: Instance) -> None:
-        """Note that an instance takes no more jobs: it has died, unless its end was requested."""
+        """Record that an instance takes no more jobs: it has died, unless its end was requested."""
         if not instance.scope.cancel_called:
             self.restarts.is_due = True
         if instance is self.instance and self._state == "ready":

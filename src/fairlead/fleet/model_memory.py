@@ -33,7 +33,7 @@ class ModelMemory:
         self._derive()
 
     def loaded(self, model: str, gpu: GpuUse | None) -> None:
-        """Note where a model was loaded: on this GPU, or on none."""
+        """Record where a model was loaded: on this GPU, or on none."""
         config = self._configs.get(model)
         if isinstance(config, ModelConfig) and config.device == "auto":
             self._auto = None if gpu is None else gpu_name(gpu.device)

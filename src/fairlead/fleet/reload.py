@@ -46,10 +46,13 @@ Change = Callable[[Config], Awaitable[object]]
 
 
 class ConfigSource(NamedTuple):
-    """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
+    """Where the configuration came from.
 
-    `handles_signals`: also on SIGHUP, unless another ASGI server runs this process. `read` gets the
-    configuration in force, if there is one, blocks, and raises `ConfigError` or `OSError`.
+    file: its file.
+    read: reads it again, given the configuration in force, if there is one. Blocks. Raises `ConfigError`
+        and `OSError`.
+    is_watched: read it whenever the file changes.
+    handles_signals: read it on SIGHUP, which is only possible if no other ASGI server runs this process.
     """
 
     file: Path

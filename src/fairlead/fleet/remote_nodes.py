@@ -23,7 +23,12 @@ logger = structlog.get_logger("fairlead.fleet")
 class RemoteEntry:
     """One remote node. `run` lasts as long as it is in the fleet, until `close`.
 
-    `may_be_restricted` is as for `Upstream`.
+    config: its settings.
+    dispatcher: what grants its seats.
+    nodes: gets the node while it is up.
+    health: how it is probed.
+    own_instance: the id of this server; a node that reports it is this server.
+    may_be_restricted: whether it may have a link-local or metadata address.
     """
 
     def __init__(
@@ -183,10 +188,13 @@ class RemoteEntry:
 
 
 class RemoteNodes:
-    """All remote nodes, by id. `spawn` starts a task in the fleet's nursery.
+    """All remote nodes, by id.
 
-    `own_instance` is the instance id of this server: a node that reports the same id is this server.
-    `is_local` returns whether a model can be loaded here.
+    dispatcher: what grants their seats.
+    nodes: gets those that are up.
+    spawn: starts a task in the fleet's nursery.
+    own_instance: the id of this server; a node that reports it is this server.
+    is_local: returns whether a model can be loaded here.
     """
 
     def __init__(
@@ -233,9 +241,12 @@ class RemoteNodes:
         by: Requester | None = None,
         may_be_restricted: bool = True,
     ) -> None:
-        """Add a node to the fleet. Its id must be free.
+        """Add a node to the fleet.
 
-        `by`, here and below: who has requested it. `may_be_restricted` is as for `Upstream`.
+        config: its settings; the id must be free.
+        health: how it is probed.
+        by: who has requested it, here and below.
+        may_be_restricted: whether it may have a link-local or metadata address.
         """
         assert config.id not in self._nodes
         node = RemoteEntry(

@@ -29,8 +29,11 @@ class LoadStatus(msgspec.Struct, frozen=True, kw_only=True):
 class LifetimeCounts(msgspec.Struct, kw_only=True):
     """Events of a local model since the server was started.
 
-    `loads` and `load_failures`; `restarts` after a death; `evictions` for another model; and how often it
-    was given up because it was `stuck`.
+    loads: how often it was loaded.
+    load_failures: how often that failed.
+    restarts: how often it was started again after a death.
+    evictions: how often it was unloaded for another model.
+    stuck: how often it was given up because it made no progress.
     """
 
     loads: int = 0
@@ -48,9 +51,18 @@ class RemoteDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: one for each local model, or a remote one, which has `remote`.
+    """A node: one for each local model, or a remote one.
 
-    `ups` and `downs` count how often it came up and went down since the server was started.
+    id: its id.
+    kind: what it is.
+    models: the models that it has.
+    seats: how many jobs it may run.
+    busy: how many of ours it runs.
+    state: whether it takes jobs.
+    problem: why it does not, or what is wrong with it.
+    ups: how often it came up since the server was started.
+    downs: how often it went down.
+    remote: what only remote nodes have.
     """
 
     id: str
@@ -66,7 +78,13 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The replicas of a model on the cluster: how many are `wanted`, and how many are in each state."""
+    """The replicas of a model on the cluster.
+
+    wanted: how many there are to be.
+    starting: how many are started.
+    up: how many take jobs.
+    draining: how many finish their jobs.
+    """
 
     wanted: int = 0
     starting: int = 0
@@ -75,14 +93,26 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is known now. `node` is the node that has it, or would; of several remote ones, the first.
+    """A model that is known now.
 
-    `busy` are the seats that our own jobs hold; a model that is not ready has no seats. `sequences` are
-    counted by the node (of a command or a remote model, its jobs), as are those of them that are `waiting`
-    for a slot. `memory_bytes` is what its processes take (0 if there are none, or if it is unknown). A failed
-    model has a `problem`; the next job loads it again. `output` has the last lines that a command has
-    printed; a key with the role user gets none. `engine` is the state of a ready engine, null for other
-    models. Only models that run on a cluster have `replicas`.
+    model: its name.
+    kind: the kind of its node.
+    node: the node that has it, or would; of several remote ones, the first.
+    state: whether it is loaded.
+    seats: how many jobs it may run; 0 if it is not ready.
+    busy: the seats that our own jobs hold.
+    sequences: those of its node; of a command or a remote model, its jobs.
+    waiting: how many of them wait for a slot.
+    memory_bytes: what its processes take; 0 if there are none, or if it is unknown.
+    ttl_s: when it is unloaded if it is not used; 0: never.
+    problem: why it has failed; the next job loads it again.
+    aliases: its other names.
+    unlisted: whether lists of models leave it out.
+    output: the last lines that a command has printed; a key with the role user gets none.
+    load: how far it is loaded.
+    counts: its events.
+    engine: the state of a ready engine; None for other models.
+    replicas: only of a model that runs on a cluster.
     """
 
     model: str
@@ -126,7 +156,15 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reload has changed, by name. What is in none of the lists continues as before."""
+    """What a reload has changed, by name. What is in none of the lists continues as before.
+
+    models_added: models that are new.
+    models_changed: models with other settings, from their next load on.
+    models_removed: models that are gone when their jobs are finished.
+    nodes_added: nodes that are new.
+    nodes_changed: nodes with other settings.
+    nodes_removed: nodes that are gone when their jobs are finished.
+    """
 
     models_added: tuple[str, ...] = ()
     models_changed: tuple[str, ...] = ()

@@ -74,16 +74,16 @@ class RemoteSeat:
         return self._job.estimate
 
     def begin(self, generated: Callable[[], int]) -> None:
-        """See `Seat.begin`."""
+        """Report the first delta."""
         self._job.begin(generated)
         self._client.send(wire.BeginJob(self._job.number))
 
     def fail(self) -> None:
-        """See `Seat.fail`."""
+        """Report that the node has failed, and that the job will not be queued again."""
         self._job.has_failed = True
 
     async def requeue(self, loss: SeatLoss) -> None:
-        """See `Seat.requeue`."""
+        """Release the seat, because its node failed or is full after all, and wait for another."""
         self._job.release()
         self._client.send(wire.RequeueJob(self._job.number, loss))
         await self._client.wait(self._job)
@@ -378,7 +378,7 @@ class _OpenJob:
         return self.seat
 
     def begin(self, generated: Callable[[], int]) -> None:
-        """Note the first delta."""
+        """Record the first delta."""
         self.generated = generated
         self.has_begun = True
         self.seat = self.held._replace(has_begun=True)

@@ -28,11 +28,11 @@ class FrontJob(Waiter):
         return self.ticket.state is TicketState.GRANTED
 
     def generated(self) -> int:
-        """See `Waiter`."""
+        """Return the number of tokens so far."""
         return self.tokens
 
     def granted(self) -> None:
-        """See `Waiter`."""
+        """Receive a seat, at `ticket.node`, with the number `grant`."""
         assert self.ticket.node is not None
         assert self.grant is not None
         self.front.served.add(self.ticket.job.tenant)
@@ -40,11 +40,11 @@ class FrontJob(Waiter):
         self.front.send(seat)
 
     def refused(self, error: FairleadError) -> None:
-        """See `Waiter`."""
+        """Receive the error because of which there will be no seat (again)."""
         self.front.send(wire.JobRefused(self.number, wire.ErrorValue.of(error)))
 
     def stopped(self, error: FairleadError) -> None:
-        """See `Waiter`."""
+        """Receive the error that ends the job now, wherever it is."""
         self.front.send(wire.JobStopped(self.number, wire.ErrorValue.of(error)))
 
     def report_again(self) -> None:

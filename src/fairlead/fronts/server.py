@@ -253,7 +253,7 @@ class FrontServer:
             job.report_again()
 
     def _note_begun(self, job: FrontJob, declared: wire.DeclareJob) -> None:
-        """Note that a job's answer has begun, so that the deadline of its wait does not apply."""
+        """Record that a job's answer has begun, so that the deadline of its wait does not apply."""
         if declared.has_begun:
             self._dispatcher.scheduler.first_delta(job.ticket)
 

@@ -50,9 +50,12 @@ class ResponseTooLarge(UpstreamFailed):
 
 
 class UpstreamTimeouts(msgspec.Struct, frozen=True):
-    """How long a server may take: to accept a connection, to begin a response, and between two pieces of it.
+    """How long a server may take.
 
-    `idle_s`: how long an unused connection is kept.
+    connect_s: to accept a connection.
+    first_byte_s: to begin a response.
+    between_bytes_s: between two pieces of it.
+    idle_s: how long an unused connection is kept.
     """
 
     connect_s: float = 30.0
@@ -62,7 +65,14 @@ class UpstreamTimeouts(msgspec.Struct, frozen=True):
 
 
 class UpstreamStatistics(msgspec.Struct, frozen=True):
-    """Counts of connections now, and of those opened and reused in total."""
+    """Counts of connections.
+
+    busy: those with an exchange now.
+    idle: those that are kept for the next one.
+    waiting: exchanges that wait for a connection.
+    opened: all that were opened.
+    reused: exchanges on a connection that had one before.
+    """
 
     busy: int
     idle: int
@@ -74,7 +84,11 @@ class UpstreamStatistics(msgspec.Struct, frozen=True):
 class UpstreamResponse:
     """A response after its head has been received.
 
-    A server may repeat a request that it refuses or redirects. The `secrets` of ours are masked there.
+    name: that of the server, for messages.
+    connection: where it comes from.
+    clock: bounds the time between two pieces.
+    first: the beginning of the body, if it came with the head.
+    secrets: what is masked in it: a server may repeat a request that it refuses or redirects.
     """
 
     def __init__(
@@ -181,13 +195,18 @@ class UpstreamResponse:
 
 
 class Upstream:
-    """One server at `url`, below whose path each request's path is (see `roots_of`); its query is kept.
+    """One server. Raises `ValueError` for an invalid URL.
 
-    At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
-    are `UpstreamFailed`, and their messages begin with `name`. `may_be_restricted`: whether the server may
-    have a link-local or metadata address. `socket_path`: the Unix socket that it listens on, if any; then the
-    URL only names it in requests. `api_path`, `api_key` and `speaks_messages` are as for `RequestHeads`.
-    Raises `ValueError` for an invalid URL.
+    url: each request's path is below its path (see `roots_of`); its query is kept.
+    name: the beginning of messages of `UpstreamFailed`.
+    api_path: as for `RequestHeads`.
+    api_key: as for `RequestHeads`.
+    speaks_messages: as for `RequestHeads`.
+    capacity: how many exchanges run at a time, one connection each; more wait, first come, first served.
+    timeouts: its limits; None: the defaults.
+    tls: the context for HTTPS; None: the usual one.
+    may_be_restricted: whether the server may have a link-local or metadata address.
+    socket_path: the Unix socket that it listens on, if any; then the URL only names it in requests.
     """
 
     def __init__(
@@ -235,12 +254,17 @@ class Upstream:
         headers: Mapping[str, str] | None = None,
         within_s: float | None = None,
     ) -> AsyncIterator[UpstreamResponse]:
-        """Send a request; yield its response when the head has been received. `within_s` bounds all of it.
+        """Send a request; yield its response when the head has been received.
 
-        The source of a `StreamedBody` runs in a task of the exchange; what it raises ends the exchange.
+        method: the method.
+        path: the path, below that of the URL.
+        body: the body. The source of a `StreamedBody` runs in a task of the exchange; what it raises ends
+            that.
+        accept: the type of answer that is expected.
+        headers: further headers. They come from clients: empty and invalid ones are left out.
+        within_s: how long the exchange may last; None: only its parts are bounded.
 
-        Of `headers`, which come from clients, empty and invalid ones are left out. Raises `UpstreamFailed`,
-        also within the block.
+        Raises `UpstreamFailed`, also within the block.
         """
         own = {"Accept": accept, "Accept-Encoding": "identity"}
         request = self._heads.request(method, path, body, {**own, **(headers or {})})

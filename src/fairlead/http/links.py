@@ -42,7 +42,7 @@ class PlainLink:
         self._socket.setblocking(False)
 
     async def send(self, data: bytes) -> None:
-        """See `Link`."""
+        """Send all of it."""
         rest = memoryview(data)
         while True:
             try:
@@ -55,7 +55,7 @@ class PlainLink:
             await trio.lowlevel.wait_writable(self._socket)
 
     async def receive(self) -> bytes:
-        """See `Link`."""
+        """Wait for bytes and return them; empty if the other side has closed."""
         while True:
             await trio.lowlevel.wait_readable(self._socket)
             try:
@@ -64,11 +64,11 @@ class PlainLink:
                 continue
 
     def is_stale(self) -> bool:
-        """See `Link`."""
+        """Return whether an idle connection cannot be used: it is closed, or unexpected bytes arrived."""
         return _peeked(self._socket) is not None
 
     def close(self) -> None:
-        """See `Link`."""
+        """Close it at once."""
         self._socket.close()
 
 
@@ -88,7 +88,7 @@ class TlsLink:
             raise _as_os_error(error, "the TLS handshake failed") from error
 
     async def send(self, data: bytes) -> None:
-        """See `Link`."""
+        """Send all of it."""
         try:
             await self._stream.send_all(data)
             self._below.check()
@@ -96,7 +96,7 @@ class TlsLink:
             raise _as_os_error(error, "the TLS connection broke") from error
 
     async def receive(self) -> bytes:
-        """See `Link`."""
+        """Wait for bytes and return them; empty if the other side has closed."""
         try:
             return bytes(await self._stream.receive_some())
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -158,8 +158,12 @@ async def connect(
 ) -> Link:
     """Connect, with TLS if a context is given. Raises `OSError`.
 
-    Unless it `may_be_restricted`, a connection to such an address is closed before anything is sent: the
-    address counts that was connected to, because another lookup of a name may have another result.
+    host: a name or an address.
+    port: the port.
+    context: the context for TLS; None: plain.
+    may_be_restricted: whether the address may be a link-local or metadata one. Otherwise a connection to such
+        an address is closed before anything is sent. The address that was connected to counts, because
+        another lookup of a name may have another result.
     """
     stream = await trio.open_tcp_stream(host, port)
     if not may_be_restricted and is_restricted(str(stream.socket.getpeername()[0])):

@@ -102,11 +102,15 @@ async def serve_http(
     wait: Wait | None = None,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
+    """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Close the sockets.
 
-    `callers` finds who sends a request. Without them, each address is one caller. `wait` returns when a
-    socket may have a connection to accept; None: when it is readable. Reports the bound addresses once the
-    app has started. Raises what the app's startup raises.
+    app: the app. What its startup raises is raised here.
+    sockets: the sockets.
+    limits: the bounds of connections and requests.
+    shutdown: ends the server.
+    callers: finds who sends a request; None: each address is one caller.
+    wait: returns when a socket may have a connection to accept; None: when it is readable.
+    task_status: gets the bound addresses once the app has started.
     """
     config = _hypercorn_config(limits)
     state: dict[str, Any] = {}

@@ -45,7 +45,16 @@ JOINED_BYTES = 16 * 1024
 
 @dataclass(frozen=True)
 class Shared:
-    """What a listener's connections share; `config`, `context` and `state` are Hypercorn's."""
+    """What a listener's connections share.
+
+    app: the ASGI app.
+    config: Hypercorn's configuration.
+    context: Hypercorn's context of workers.
+    state: Hypercorn's state of the app's lifespan.
+    limits: the bounds of connections and requests.
+    callers: finds who sends a request.
+    turns: the order in which requests begin.
+    """
 
     app: Any
     config: Any

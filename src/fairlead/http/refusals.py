@@ -84,7 +84,11 @@ def log_refusal(
 ) -> None:
     """Log the same line as `RequestAuth.refused` does for other requests.
 
-    `request` was refused before an app handled it, or `scope` is the app's. Both are None before a head.
+    status: the response's.
+    message: why it was refused.
+    client: the address of the client.
+    request: the request that was refused before an app handled it; None before a head.
+    scope: that of the app which refused it; None: none did.
     """
     line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
     if request is not None:

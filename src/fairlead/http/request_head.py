@@ -64,7 +64,13 @@ class RequestHeads:
     def request(
         self, method: str, path: str, body: bytes | StreamedBody, headers: Mapping[str, str]
     ) -> bytes:
-        """Return a request, without a streamed body. Headers with empty or invalid values are left out."""
+        """Return a request, without a streamed body.
+
+        method: the method.
+        path: the path, below that of the URL.
+        body: the body, or a source with its length.
+        headers: further headers; those with empty or invalid values are left out.
+        """
         if _PATH.fullmatch(path) is None:
             raise ValueError(f"{path!r} is not a path")
         head = f"{method} {self._target(path)} HTTP/1.1\r\n"

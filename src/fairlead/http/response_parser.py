@@ -91,7 +91,7 @@ class ResponseParser:
         return data
 
     def end(self) -> bool:
-        """Note that the connection is closed; return whether the response is complete."""
+        """Record that the connection is closed; return whether the response is complete."""
         if self._left is None and self._chunks is None:
             self.is_complete = True
         return self.is_complete

@@ -24,9 +24,12 @@ LEAST_WAIT_S = 0.001  # a clock may stand still during a shorter one
 
 
 class LeaseRecord(NamedTuple):
-    """What a store has. `holder` is empty if the lease was released; each write gives another `version`.
+    """What a store has.
 
-    With epoch 0 it is a claim: it was written where there was none.
+    holder: who has the lease; empty: it was released.
+    epoch: the number of the term; 0: a claim, which was written where there was no record.
+    duration_s: how long it holds without being written again.
+    version: what each write changes.
     """
 
     holder: str
@@ -40,7 +43,13 @@ class Read(NamedTuple):
 
 
 class Replace(NamedTuple):
-    """Write a record if `previous` is still in the store; None: if there is none."""
+    """Write a record.
+
+    previous: it is written only if this one is still in the store; None: if there is none.
+    holder: who has the lease.
+    epoch: the number of the term.
+    duration_s: how long it holds.
+    """
 
     previous: LeaseRecord | None
     holder: str
@@ -57,9 +66,14 @@ class Wait(NamedTuple):
 class Contender:
     """One process that can become the leader. `term` is its term as leader, or None.
 
+    holder: its name.
+    duration_s: how long its terms hold without being renewed.
+    now_s: the clock by which terms end.
+    least_epoch: a bound for new epochs, in case a store has lost its record.
+    waited_s: the clock that measures how long a record has not changed.
+
     After each `Read` or `Replace` one of `received`, `replaced` and `failed` must be called. `may_hold` is
-    whether the store may name this process as the holder. `least_epoch` is a bound for new epochs, in case a
-    store has lost its record. Terms end by the clock `now_s`; waiting is measured by `waited_s`.
+    whether the store may name this process as the holder.
     """
 
     def __init__(

@@ -26,7 +26,13 @@ _MOST_TRANSITIONS = 2**31 - 1  # `leaseTransitions` is an int32
 
 
 class KubernetesStore:
-    """A session with the API server. The token is read for each request, because Kubernetes replaces it."""
+    """A session with the API server.
+
+    server: the API server.
+    access: where the API is. The token is read for each request, because Kubernetes replaces it.
+    namespace: the namespace of the lease.
+    name: the name of the lease.
+    """
 
     def __init__(self, server: Upstream, access: ClusterAccess, namespace: str, name: str) -> None:
         self._server = server
@@ -38,7 +44,7 @@ class KubernetesStore:
         self._version = ""  # of that
 
     async def read(self) -> LeaseRecord | None:
-        """See `LeaseStore`."""
+        """Return the record, or None if there is none."""
         return self._read(await self._request("GET", f"{self._path}/{self._name}", missing=404))
 
     async def replace(self, write: Replace) -> LeaseRecord | None:

@@ -78,7 +78,15 @@ class LocalLease:
 
 
 class StoredLease:
-    """A lease whose record is in a store. `connect` opens a session, and is used again after each failure."""
+    """A lease whose record is in a store.
+
+    connect: opens a session; used again after each failure.
+    duration_s: how long a term holds without being renewed.
+    holder: the name of this process; None: a random one.
+    least_epoch: a bound for new epochs, in case a store has lost its record.
+    now_s: the clock by which terms end.
+    waited_s: the clock that measures how long a record has not changed.
+    """
 
     def __init__(
         self,

@@ -41,13 +41,13 @@ class RedisStore:
         self._key = key
 
     async def read(self) -> LeaseRecord | None:
-        """See `LeaseStore`."""
+        """Return the record, or None if there is none."""
         with _Failures():
             text = await self._client.get(self._key)
         return None if text is None else _record(text, self._key)
 
     async def replace(self, write: Replace) -> LeaseRecord | None:
-        """See `LeaseStore`."""
+        """Write a record atomically if `write.previous` is in the store, and return it; else None."""
         stored = _Stored(write.holder, write.epoch, write.duration_s, secrets.token_hex(8))
         text = msgspec.json.encode(stored).decode()
         before = write.previous.version if write.previous else ""

@@ -43,7 +43,12 @@ class LoadConnection:
     async def request(
         self, method: str, path: str, body: object = None, *, on_data: Callable[[bytes], None] | None = None
     ) -> bytes:
-        """Send a request; pass the response to `on_data` as it arrives, or return all of it.
+        """Send a request.
+
+        method: the method.
+        path: the route.
+        body: what is sent as JSON; None: nothing.
+        on_data: gets the response as it arrives; None: all of it is returned.
 
         Raises `RequestFailedError` for a status other than 200 and for a broken connection.
         """
@@ -71,9 +76,13 @@ class ReportedUsage(msgspec.Struct):
 
 
 class TimedAnswer(msgspec.Struct):
-    """One request's times on Trio's clock: when it was sent, when each piece arrived, when it ended.
+    """One request's times on Trio's clock.
 
-    `usage` None: the server did not report it, and each piece counts as a token. `error` None: success.
+    started_s: when it was sent.
+    ended_s: when its answer ended.
+    pieces_s: when each piece arrived.
+    usage: what the server counted; None: nothing, and each piece counts as a token.
+    error: why it failed; None: it succeeded.
     """
 
     started_s: float
@@ -119,7 +128,13 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 async def timed_request(
     connection: LoadConnection, path: str, body: object, *, timeout_s: float
 ) -> TimedAnswer:
-    """Send one streaming request and time its answer. Failures are recorded in it, not raised."""
+    """Send one streaming request and time its answer. Failures are recorded in it, not raised.
+
+    connection: where it is sent.
+    path: the route.
+    body: the request.
+    timeout_s: how long the answer may take.
+    """
     answer = TimedAnswer(started_s=trio.current_time())
     reader = _EventReader(answer)
     try:

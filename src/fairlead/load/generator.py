@@ -32,10 +32,21 @@ OnAnswer = Callable[[], None]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: the requests, their number, and their concurrency. `with_model` fills in an empty `model`.
+    """The load. `with_model` fills in an empty `model`.
 
-    A level has one number of concurrent streams and `requests` requests, by default four per stream. `warmup`
-    requests before it, by default one per stream, are not measured. It starts none after `duration_s`.
+    url: the server.
+    model: its model.
+    endpoint: the kind of requests.
+    streams: the levels: numbers of concurrent streams, one level after the other.
+    requests: how many a level has; None: four per stream.
+    warmup: how many before each level are not measured; None: one per stream.
+    prompt_tokens: the length of prompts.
+    output_tokens: the length of answers.
+    ignore_eos: whether answers do not end early.
+    tenants: how many `user` names send them; 0: they have none.
+    duration_s: the time after which a level starts no more requests.
+    timeout_s: how long an answer may take.
+    seed: of the random prompts.
     """
 
     url: str

@@ -31,8 +31,21 @@ class Quantiles(msgspec.Struct, frozen=True):
 class Level(msgspec.Struct, frozen=True):
     """The results with one number of streams. Rates are over the time from first request to last answer.
 
-    `inter_token_ms` is the time between pieces of text as they arrive. `per_token_ms` is each request's time
-    after its first piece, divided by its further tokens. `generator_cpu`: CPU time of this program, in cores.
+    streams: the number of streams.
+    requests: how many requests were sent.
+    wall_s: the time of the level.
+    output_tokens: the tokens of all answers.
+    output_tokens_per_s: their rate.
+    requests_per_s: the rate of successful requests.
+    prompt_tokens_mean: as the server counted them; None: it did not.
+    tokens_counted_by: "usage", or "pieces" where a server reports none.
+    errors: failed requests by error.
+    generator_cpu: the processor time of this program, in cores.
+    time_to_first_token_ms: from the request to its first piece.
+    inter_token_ms: between pieces of text as they arrive.
+    per_token_ms: each request's time after its first piece, divided by its further tokens.
+    end_to_end_ms: from the request to the end of its answer.
+    tokens_by_second: the tokens of each second.
     """
 
     streams: int

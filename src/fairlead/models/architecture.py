@@ -16,9 +16,13 @@ from fairlead.models.shape import ModelShape
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture of experts: `count` MLPs of `inner_size`, of which each token goes through `per_token`.
+    """A mixture of experts.
 
-    With `normalize` their weights add up to 1. `layers` says which layers have experts; others have one MLP.
+    count: how many MLPs there are.
+    per_token: how many of them each token goes through.
+    inner_size: their inner size.
+    normalize: whether their weights add up to 1.
+    layers: which layers have experts; others have one MLP.
     """
 
     count: int
@@ -83,15 +87,26 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
 class ArchitectureSpec(ModelShape, frozen=True, kw_only=True):
     """A decoder-only model: embedding, layers of attention and MLP around a residual stream, norm, head.
 
-    `ropes` has the rotary embedding of each layer. `norm_placement`: attention and MLP read the normalized
-    stream; with "before and after" their outputs are normalized too. `norm_offset`: norms multiply by 1 + the
-    stored weight. `query_key_norm` "head": queries and keys are normalized head by head before they are
-    rotated. `activation` is the MLP's. `embedding_scale` multiplies the embedding, rounded to the weights'
-    dtype. A `logit_cap` c maps a logit x to c·tanh(x / c). `tied`: the head's weight is the embedding's;
-    `headless`: there is no head, as the model makes embeddings. `scores`: in place of a head it has one row,
-    and scores texts. With `score_tokens` that row is the head's for the first token, minus the one for the
-    second token, if any. The biases are those of the q, k, v projections, of the attention's output and of
-    the MLP.
+    intermediate_size: the inner size of an MLP.
+    norm_epsilon: added to the variance in norms.
+    ropes: the rotary embedding of each layer.
+    norm_placement: attention and MLP read the normalized stream; with "before and after" their outputs are
+        normalized too.
+    norm_offset: whether norms multiply by 1 + the stored weight.
+    query_key_norm: "head": queries and keys are normalized head by head before they are rotated.
+    activation: that of the MLP.
+    embedding_scale: multiplies the embedding, rounded to the weights' dtype.
+    logit_cap: c: a logit x becomes c·tanh(x / c).
+    tied: whether the head's weight is the embedding's.
+    headless: whether there is no head, as the model makes embeddings.
+    scores: in place of a head it has one row, and scores texts.
+    score_tokens: with these, that row is the head's for the first token, minus the one for the second, if
+        any.
+    qkv_bias: whether the q, k, v projections have biases.
+    output_bias: whether the attention's output has.
+    mlp_bias: whether the MLP has.
+    experts: None: each layer has one MLP.
+    names: those of the tensors in a checkpoint.
     """
 
     intermediate_size: int
@@ -241,7 +256,13 @@ _MOST_EXPERTS = 4096  # objects are made for each before the weights are checked
 def read_experts(
     config: CheckpointConfig, *, inner_size: int, normalize: bool, layers: tuple[bool, ...]
 ) -> Experts:
-    """Read the experts' keys; transformers has used two names for their number."""
+    """Read the experts' keys; transformers has used two names for their number.
+
+    config: the checkpoint's configuration.
+    inner_size: their inner size.
+    normalize: whether their weights add up to 1.
+    layers: which layers have experts.
+    """
     key = next((key for key in ("num_experts", "num_local_experts") if key in config.keys()), None)  # noqa: SIM118
     if key is None:  # the family's own
         key = "num_experts" if "num_experts" in config else "num_local_experts"

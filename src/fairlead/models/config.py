@@ -25,9 +25,14 @@ class CheckpointDocument(Protocol):
 class CheckpointConfig:
     """A JSON object from a file. Every reader raises `LoadFailed` with the file and the key at fault.
 
-    A key that is absent has its value in `defaults`, the family's, or else the reader's `default`. A key that
-    is null has the reader's: null is not always the same as absent. Without any, a key is required. Whole
-    numbers may be written as floats (2048.0), as Python's tools do.
+    path: the file.
+    values: the object.
+    within: where it is in the file.
+    defaults: the family's values of keys that are absent.
+
+    A key that is absent has its value in `defaults`, or else the reader's `default`. A key that is null has
+    the reader's: null is not always the same as absent. Without any, a key is required. Whole numbers may be
+    written as floats (2048.0), as Python's tools do.
     """
 
     def __init__(
@@ -73,7 +78,13 @@ class CheckpointConfig:
         return LoadFailed(f"{self.path}: {self._within}{key}: {reason}")
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
-        """Return an integer from `least` to `most`."""
+        """Return an integer.
+
+        key: its key.
+        default: its value if the key is absent or null; None: it is required.
+        least: the least value.
+        most: the largest value.
+        """
         value = self._value(key, default)
         value = _whole(value)
         if type(value) is not int:

@@ -21,7 +21,16 @@ _CHANGES_SCORES = ("s_aux", "sinks", "position_bias", "attention_bias", "alibi",
 
 
 class AttentionCall(msgspec.Struct, frozen=True):
-    """The parameters of one layer's attention."""
+    """The parameters of one layer's attention.
+
+    layer: the layer's index.
+    heads: the number of query heads.
+    kv_heads: the number of key heads, which is that of value heads.
+    head_dim: their size.
+    scale: multiplies the scores.
+    cap: c: a score x becomes c·tanh(x / c).
+    window: how many positions, its own included, a token attends to; None: all.
+    """
 
     layer: int
     heads: int

@@ -14,7 +14,14 @@ END = "eos_token_id"
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
-    """Defaults of the sampling parameters of a request. The field names are OpenAI's and vLLM's."""
+    """Defaults of the sampling parameters of a request. The field names are OpenAI's and vLLM's.
+
+    temperature: 0 is greedy.
+    top_p: the least sum of probabilities of the tokens that are kept; 1 is off.
+    top_k: how many tokens are kept; 0 is off.
+    min_p: the least probability of those that are kept, as a fraction of the highest; 0 is off.
+    repetition_penalty: divides the logits of tokens that the prompt or the answer has; 1 is off.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0

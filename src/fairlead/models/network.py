@@ -88,7 +88,7 @@ class Network:
         return row[None]
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """See `Model`."""
+        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
         x = self.embed(token_ids)  # [T, C]
         for layer, angles in zip(self.layers, self.angles(positions), strict=True):
             x = layer(x, angles, attention)
@@ -105,11 +105,11 @@ class Network:
         return [by_rope[rope] for rope in self.shape.layer_ropes]
 
     def states(self, hidden: Tensor) -> Tensor:
-        """See `Model`."""
+        """Return each token's final state, for embeddings, which a head would project: [T, C] → [T, C]."""
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `Model`."""
+        """Return the next-token logits: [T, C] → [T, V]."""
         assert self.head is not None
         scores = self._ranks.gather_columns(self.head(self.norm(hidden)), self.shape.vocab_size)
         if (cap := self.shape.logit_cap) is None:

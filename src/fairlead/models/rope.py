@@ -14,13 +14,18 @@ MOST_POSITIONS = 2**31 - 1  # as `CheckpointConfig.integer`
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant of rotary embedding; `kind` is "default", "linear", "dynamic", "llama3" or "yarn".
+    """One variant of rotary embedding.
 
-    `factor`: how much longer the context is than the trained one, of `original_positions` tokens.
-    A dynamic one has the trained frequencies; `for_context` returns those for longer texts.
-    `low`, `high`: the bounds between which llama3 and yarn blend the stretched and the trained
-    frequencies, in full rotations over the original context (yarn: `beta_slow` and `beta_fast`).
-    `scale` multiplies cosine and sine.
+    theta: the base of the frequencies.
+    kind: "default", "linear", "dynamic", "llama3" or "yarn". A dynamic one has the trained frequencies;
+        `for_context` returns those for longer texts.
+    factor: how much longer the context is than the trained one.
+    original_positions: the length of the trained one, in tokens.
+    low: llama3 and yarn: below so many full rotations over the trained context, a frequency is stretched
+        (yarn: `beta_slow`).
+    high: above so many, it is the trained one (yarn: `beta_fast`); between the two they are blended.
+    scale: multiplies cosine and sine.
+    truncate: whether yarn rounds the bounds to whole dimensions.
     """
 
     theta: float
@@ -94,7 +99,13 @@ def read_max_positions(config: CheckpointConfig, written: int) -> int:
 def read_variant(
     config: CheckpointConfig, section: CheckpointConfig, *, max_positions: int, theta: float
 ) -> Rope:
-    """Read one variant's `section` of `config`; `theta` is the default where the section has none."""
+    """Read one variant.
+
+    config: the checkpoint's configuration.
+    section: its part with the variant.
+    max_positions: the context of the model.
+    theta: the base of the frequencies where the section has none.
+    """
     theta = section.number("rope_theta", theta)
     for source in (config, section):
         if source.number("partial_rotary_factor", 1.0) != 1:

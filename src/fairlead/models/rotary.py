@@ -11,7 +11,13 @@ from fairlead.models.rope import Rope
 
 
 class Rotary:
-    """The angles by which queries and keys are rotated at their positions."""
+    """The angles by which queries and keys are rotated at their positions.
+
+    rope: the variant.
+    head_dim: the size of a head.
+    dtype: the type of cosine and sine.
+    device: where they are.
+    """
 
     def __init__(self, rope: Rope, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._frequencies = torch.from_numpy(inverse_frequencies(rope, head_dim)).to(device)

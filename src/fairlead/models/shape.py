@@ -6,9 +6,16 @@ import msgspec
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a decoder-only model, and how it attends.
 
-    `windows` has an entry per layer: how many positions, its own included, a token attends to there, or
-    None for all. Attention scores are query · key · `attention_scale`; with an `attention_cap` c they are
-    mapped from x to c·tanh(x / c).
+    vocab_size: the number of tokens.
+    hidden_size: the width of the residual stream.
+    layers: the number of layers.
+    heads: the number of query heads.
+    kv_heads: the number of key heads, which is that of value heads.
+    head_dim: their size.
+    max_positions: the longest sequence.
+    windows: of each layer: how many positions, its own included, a token attends to there; None: all.
+    attention_scale: attention scores are query · key · `attention_scale`.
+    attention_cap: c: a score x becomes c·tanh(x / c).
     """
 
     vocab_size: int

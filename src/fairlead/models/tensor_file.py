@@ -43,7 +43,16 @@ _OTHERS = {
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A tensor as its file describes it; its content is not read yet. `begin`: byte offset in the file."""
+    """A tensor as its file describes it; its content is not read yet.
+
+    form: the format of its weights; a safetensors file has numbers, so it is None.
+    file: the file.
+    name: the tensor's name.
+    dtype: the name of its type.
+    shape: its sizes.
+    begin: where its content begins in the file, in bytes.
+    nbytes: the size of its content.
+    """
 
     form: ClassVar[str | None] = None  # a safetensors file has numbers, in no format of weights
     file: "TensorFile"

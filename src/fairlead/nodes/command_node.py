@@ -145,7 +145,7 @@ class CommandNode:
     def generate(
         self, job: Job, into: Sink, *, grant: Grant | None = None
     ) -> AbstractAsyncContextManager[None]:
-        """See `Node`."""
+        """Start the job; leaving the block in any way ends it and frees what it holds."""
         if self._run is None:
             raise NodeFailed(f"{self.id} is down")
         return self._run.remote.generate(job, into, grant=grant)

@@ -182,11 +182,11 @@ class RemoteNode:
         return True
 
     def came_up(self) -> None:
-        """Note that the server is up: it gets work from now on."""
+        """Record that the server is up: it gets work from now on."""
         self._change(self._breaker.probed(succeeded=True), "probe succeeded")
 
     def went_down(self, error: FairleadError) -> None:
-        """Note that the server is down: report that, then fail every job it runs with the error."""
+        """Record that the server is down: report that, then fail every job it runs with the error."""
         self._breaker = self._new_breaker()
         self._fail(error)
 

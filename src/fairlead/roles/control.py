@@ -39,9 +39,13 @@ _config_decoder = msgspec.msgpack.Decoder(Config, dec_hook=_path)
 
 
 class StartProcess(msgspec.Struct, frozen=True, tag="start"):
-    """Run a model's process: an engine, which has a `spec`, or a command, which has a `config`.
+    """Run a model's process. Sent by the dispatcher, and in `RunDispatcher` for each one that runs.
 
-    `name` is unique for each run. Sent by the dispatcher, and in `RunDispatcher` for each one that runs.
+    name: unique for each run.
+    model: the model.
+    spec: what an engine loads; None: it is a command.
+    config: the settings of a command; None: it is an engine.
+    health: when a command is given up.
     """
 
     name: str
@@ -62,9 +66,13 @@ class StartProcess(msgspec.Struct, frozen=True, tag="start"):
 
 
 class ProcessUp(msgspec.Struct, frozen=True, tag="up"):
-    """The model of a process is loaded. An engine is `ready`.
+    """The model of a process is loaded.
 
-    A command has `limits`, and is `command` as it was started: with its port and its key.
+    name: the process.
+    pid: its process id.
+    ready: what an engine has said; None: it is a command.
+    limits: those that a command has reported.
+    command: a command as it was started: with its port and its key.
     """
 
     name: str
@@ -82,10 +90,14 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 
 class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
-    """Run the dispatcher of this `epoch`: listen in the `directory` for fronts that have the `key`.
+    """Run the dispatcher.
 
-    `expected` has the names of the fronts that had a dispatcher before, None if they are not known. `running`
-    has the models' processes.
+    config: the configuration.
+    directory: where it listens for fronts.
+    key: which the fronts have, too.
+    epoch: the number of this dispatcher, higher than all before.
+    expected: the fronts that had a dispatcher before; None if they are not known.
+    running: the models' processes.
     """
 
     config: bytes
@@ -97,9 +109,14 @@ class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
 
 
 class RunFront(msgspec.Struct, frozen=True, tag="front"):
-    """Be a front of this `name`, which no other has had; the dispatcher listens in the `directory`.
+    """Be a front.
 
-    `descriptors` are those of the sockets for HTTP of each front, by number, and `number` is its own.
+    config: the configuration.
+    directory: where the dispatcher listens.
+    key: which the dispatcher has, too.
+    name: its name, which no other has had.
+    number: its number.
+    descriptors: those of the sockets for HTTP of each front, by number.
     """
 
     config: bytes

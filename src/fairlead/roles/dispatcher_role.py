@@ -55,8 +55,12 @@ async def play(link: SupervisorLink, start: msgspec.Struct) -> None:
 class DispatcherRole:
     """The parts of the dispatcher's process: fleet ⊃ dispatcher ⊃ the connections of fronts.
 
-    It listens at the `address`, with `tls` if there is a context, as long as it `may_send`: while it leads.
-    `raise_epoch` as for `FrontServer`.
+    link: the connection to the supervisor.
+    start: what the supervisor has ordered.
+    address: where it listens for fronts of other machines; None: only for those of this one.
+    tls: the context for that address; None: plain.
+    may_send: whether it leads still; otherwise it sends nothing.
+    raise_epoch: as for `FrontServer`.
     """
 
     def __init__(

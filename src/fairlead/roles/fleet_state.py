@@ -36,8 +36,11 @@ class RemoteState(msgspec.Struct, frozen=True):
 class LocalState(msgspec.Struct, frozen=True):
     """What the status of a local model lacks.
 
-    `expires_in_s`: None: without limit. Its load began and ended so many seconds ago, None if it is not
-    loaded. `printed`: how many lines its processes have printed.
+    expires_in_s: when it is unloaded if it gets no job; None: never.
+    gpu_bytes: the GPU memory that it takes.
+    load_began_s: how long ago its load began; None if it is not loaded.
+    load_ended_s: how long ago its load ended; None if it is not loaded.
+    printed: how many lines its processes have printed.
     """
 
     expires_in_s: float | None
@@ -48,10 +51,20 @@ class LocalState(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of models, nodes and queue. `engines` and `commands` are those that are up.
+    """The state of models, nodes and queue.
 
-    `knows_nodes`: whether a dispatcher that has just started has probed its nodes. `usage`: of each key with
-    limits, by owner (see `owner_of`).
+    instance: the id of the server.
+    knows_nodes: whether a dispatcher that has just started has probed its nodes.
+    is_ready: whether no job would wait for a model to be loaded.
+    problems: why models are unhealthy, by name.
+    models: all models.
+    nodes: all nodes.
+    queue: the queue's counts.
+    local: what the statuses of local models lack.
+    remote: what the statuses of remote nodes lack.
+    engines: the engines that are up.
+    commands: the commands that are up.
+    usage: of each key with limits, by owner (see `owner_of`).
     """
 
     instance: str

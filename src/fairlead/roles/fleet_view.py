@@ -104,7 +104,7 @@ class FleetView:
 
     @property
     def problems(self) -> dict[str, str]:
-        """See `Fleet`."""
+        """Why models are unhealthy, by name; empty if none is."""
         return self._state.problems
 
     @property
@@ -117,7 +117,7 @@ class FleetView:
         return [self._with_fault(status) for status in self._state.models]
 
     def model(self, name: str) -> ModelStatus | None:
-        """See `Fleet`."""
+        """Return the status of one model; None if it is not known."""
         found = next((status for status in self._state.models if status.model == name), None)
         return None if found is None else self._with_fault(found)
 
@@ -126,7 +126,7 @@ class FleetView:
         return [self._node_with_fault(status) for status in self._state.nodes]
 
     def load_times(self, model: str) -> tuple[float, float] | None:
-        """See `Fleet`."""
+        """Return when the load of a local model began and ended, by Trio's clock; None if not loaded."""
         local = self._state.local.get(model)
         if local is None or local.load_began_s is None or local.load_ended_s is None:
             return None
@@ -134,30 +134,30 @@ class FleetView:
         return now - local.load_began_s, now - local.load_ended_s
 
     def expires_in_s(self, model: str) -> float:
-        """See `Fleet`."""
+        """Return the time until a loaded local model is unloaded if it gets no job; infinite: no limit."""
         return seconds(self._state.local[model].expires_in_s)
 
     def gpu_bytes(self, model: str) -> int:
-        """See `Fleet`."""
+        """Return the GPU memory that a local model takes; 0 if it is on none."""
         return self._state.local[model].gpu_bytes
 
     def has(self, model: str) -> bool:
-        """See `Fleet`."""
+        """Return whether a node has the model or could load it."""
         return model in self.catalog.models or self._is_remote(model)
 
     def offers(self, model: str) -> bool:
-        """See `Fleet`."""
+        """Return whether a job for the model may wait for a node; not if all that have it are drained."""
         if model in self.catalog.models:
             return True
         return any(model in node.models and not node.is_withdrawn for node in self._state.remote)
 
     def is_relayed(self, model: str) -> bool:
-        """See `Fleet`."""
+        """Return whether the model may run on a node that takes requests as clients write them."""
         config = self.catalog.models.get(model)
         return (config is not None and config.is_relayed) or self._is_remote(model)
 
     def speaks(self, model: str, dialect: str) -> bool:
-        """See `Fleet`."""
+        """Return whether all servers that jobs for the model may be relayed to speak the dialect."""
         config = self.catalog.models.get(model)
         local = config is None or not config.is_relayed or dialect in config.dialects
         return local and all(
@@ -167,7 +167,7 @@ class FleetView:
         )
 
     def output(self, model: str) -> ProcessOutput:
-        """See `Fleet`."""
+        """Return what the processes of a local model have printed."""
         if model in self._outputs:
             return self._outputs[model]
         if self._is_remote(model):
@@ -177,29 +177,29 @@ class FleetView:
     # Operations --------------------------------------------------------------------------------------
 
     async def load(self, model: str, *, by: Requester | None = None) -> None:
-        """See `Fleet`."""
+        """Load the model in its turn and return when it is ready; join a load that is under way."""
         await self._order("load", model, by)
 
     async def unload(
         self, model: str, *, force: bool = False, wait: bool = False, by: Requester | None = None
     ) -> None:
-        """See `Fleet`."""
+        """Unload the model; return when its process is gone."""
         await self._order("unload", model, force, wait, by)
 
     def keep(self, model: str, ttl_s: float, *, by: Requester | None = None) -> None:
-        """See `Fleet`."""
+        """Keep a local model loaded for this time without a job; see `ModelLifecycle.keep`."""
         self._client.tell("keep", model, ttl_s, by)
 
     async def add_node(self, config: NodeConfig, *, by: Requester | None = None) -> None:
-        """See `Fleet`."""
+        """Add a remote node; return after its first probe, whether that succeeded or not."""
         await self._order("add_node", msgspec.to_builtins(config), by)
 
     async def remove_node(self, node_id: str, *, by: Requester | None = None) -> None:
-        """See `Fleet`."""
+        """Remove a remote node; return when its jobs are finished."""
         await self._order("remove_node", node_id, by)
 
     async def drain_node(self, node_id: str, *, by: Requester | None = None) -> None:
-        """See `Fleet`."""
+        """Give the remote node no more jobs, but keep it listed."""
         await self._order("drain_node", node_id, by)
 
     # Helpers -----------------------------------------------------------------------------------------

@@ -40,9 +40,12 @@ ATTACH_WAIT_S = 10.0
 class FrontNodes:
     """The nodes of the latest `FleetState`, as a `NodeSource`.
 
-    `nursery` has the connections to engines. `refresh` gets the current state, and calls `update`.
-    `on_request` gets the id of a remote node, the outcome of a request, and its tenant; see `RemoteNode`. Not
-    every success is reported.
+    name: that of this front.
+    catalog: the configured models.
+    nursery: has the connections to engines.
+    refresh: gets the current state, and calls `update`.
+    on_request: gets the id of a remote node, the outcome of a request, and its tenant; see `RemoteNode`. Not
+        every success is reported.
     """
 
     def __init__(
@@ -233,7 +236,7 @@ class EngineHandle:
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
-        """See `Node`."""
+        """Start the job; leaving the block in any way ends it and frees what it holds."""
         with trio.move_on_after(ATTACH_WAIT_S):
             await self._settled.wait()
         if not self.engine.is_ready:
@@ -242,7 +245,7 @@ class EngineHandle:
             yield
 
     async def prepare(self, job: Job) -> None:
-        """See `GrammarNode`."""
+        """Have the grammar of the job compiled, if it is not, before the job takes a seat."""
         await self.engine.prepare(job)
 
 
@@ -258,7 +261,7 @@ class _ExpectedNode:
     def generate(
         self, job: Job, into: Sink, *, grant: Grant | None = None
     ) -> AbstractAsyncContextManager[None]:
-        """See `Node`."""
+        """Start the job; leaving the block in any way ends it and frees what it holds."""
         return self._generate(job, into, grant)
 
     @asynccontextmanager

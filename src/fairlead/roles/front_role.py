@@ -77,7 +77,12 @@ def of_one_front(config: Config) -> Config:
 class FrontRole:
     """The parts of a front's process.
 
-    It connects to the dispatcher that leads of those at the `addresses`, with `tls` if there is a context.
+    link: the connection to the supervisor.
+    start: what the supervisor has ordered.
+    config: the settings.
+    request_log: records each job at its end.
+    addresses: those of dispatchers; it connects to the one that leads.
+    tls: the context for them; None: plain.
     """
 
     def __init__(

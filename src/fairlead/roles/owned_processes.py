@@ -150,7 +150,7 @@ class OwnedEngine(OwnedProcess):
         )
 
     async def run(self) -> None:
-        """See `OwnedProcess`."""
+        """Run until it ends, by raising."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report_counts)
             try:
@@ -159,7 +159,7 @@ class OwnedEngine(OwnedProcess):
                 self._went_down(self._worker.stuck)
 
     def raise_epoch(self, epoch: int) -> None:
-        """See `OwnedProcess`."""
+        """Refuse grants of lower epochs from now on."""
         self._worker.raise_epoch(epoch)
 
     def _ready(self, ready: Ready) -> None:
@@ -189,11 +189,11 @@ class OwnedCommand(OwnedProcess):
         )
 
     async def run(self) -> None:
-        """See `OwnedProcess`."""
+        """Run until it ends, by raising."""
         await self._node.run()
 
     def change_health(self, health: HealthConfig) -> None:
-        """See `OwnedProcess`."""
+        """Use another health check from now on, if it has one."""
         self._node.change_health(health)
 
     def _report(self, _node: Node, limits: NodeLimits | None) -> None:

@@ -85,7 +85,7 @@ class TrustedConfig:
         return self.latest
 
     def became_ready(self, config: bytes) -> None:
-        """Note that a process is ready with this configuration."""
+        """Record that a process is ready with this configuration."""
         self._proven = config
         if config == self.latest:
             self._unready = 0

@@ -37,14 +37,14 @@ class SharedCounts:
         self._ended = FrontCounts()
 
     def report(self, front: str, counts: Any) -> FrontTotals:
-        """Note a front's counts; return the totals."""
+        """Record a front's counts; return the totals."""
         self._absent.pop(front, None)
         self._counts[front] = msgspec.convert(counts, FrontCounts)
         ended = merged((self._before, self._ended, *self._absent.values()))
         return FrontTotals(merged((ended, *self._counts.values())), ended)
 
     def restore(self, _front: str, ended: Any) -> None:
-        """Note the counts of fronts that had ended before this dispatcher began; the highest apply."""
+        """Record the counts of fronts that had ended before this dispatcher began; the highest apply."""
         given = msgspec.convert(ended, FrontCounts)
         if sum(given.jobs.outcomes.values()) > sum(self._before.jobs.outcomes.values()):
             self._before = given

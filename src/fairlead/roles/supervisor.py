@@ -65,8 +65,12 @@ async def supervise(
 ) -> None:
     """Run all processes until a signal, and then until the fronts are drained.
 
-    Calls `started()` when the fronts accept connections and preloading is over. Raises `ConfigError`,
-    `LoadFailed` or `OSError` if the server cannot start.
+    config: the settings.
+    announcer: tells the user about the server's states.
+    source: reads the configuration again on a reload; None: it has no source.
+    task_status: called when the fronts accept connections and preloading is over.
+
+    Raises `ConfigError`, `LoadFailed` or `OSError` if the server cannot start.
     """
     refuse_without_ray(config)
     with ExitStack() as resources:
@@ -90,7 +94,11 @@ async def supervise(
 class Supervisor:
     """All processes of one server.
 
-    `config` has the port that the fronts share. `sockets` are bound to it: those of each front, by number.
+    config: the settings, with the port that the fronts share.
+    directory: where the processes listen for each other.
+    sockets: bound to the port: those of each front, by number.
+    announcer: tells the user about the server's states.
+    nursery: has the tasks that watch the processes.
     """
 
     def __init__(

@@ -115,9 +115,12 @@ class GrammarCompiler:
         return len(self._waiting)
 
     def submit(self, key: int, grammar: str, owner: Hashable = None, size_bytes: int = 0) -> LLMatcher | None:
-        """Return a matcher for sequence `key` if its grammar is kept; else compile, for `take_ready`.
+        """Return a matcher if the grammar is kept; else compile it, for `take_ready`.
 
-        `size_bytes`: the memory of the compiled grammar, as a trial has measured it; 0: by its text.
+        key: the sequence.
+        grammar: its grammar.
+        owner: owners take turns with the threads.
+        size_bytes: the memory of the compiled grammar, as a trial has measured it; 0: estimated by its text.
         """
         name = (owner, grammar)
         if (kept := self._kept.get(name)) is not None:

@@ -51,7 +51,13 @@ _REWRITTEN = frozenset(
 
 
 class Subschema(NamedTuple):
-    """A part of a schema that is a schema. `base`: the address that its references are relative to."""
+    """A part of a schema that is a schema.
+
+    path: where it is in the schema, for errors.
+    schema: the part.
+    base: the address that its references are relative to.
+    depth: how deep it is.
+    """
 
     path: str
     schema: Any

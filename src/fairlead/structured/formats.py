@@ -113,8 +113,10 @@ _IN_TAGS = (_FENCE_IN_CALL, _JSON_IN_CALL, _BARE_FUNCTION, _FENCED, _BARE_JSON)
 class FormatRecord(NamedTuple):
     """A `response_template`, and how it is recognized.
 
-    `shows`: what a rendered call of the function `NAME` with the argument `KEY` has, in this order. `slips`:
-    other ways in which such models write calls by mistake.
+    name: the format's name.
+    template: the record.
+    shows: what a rendered call of the function `NAME` with the argument `KEY` has, in this order.
+    slips: other ways in which such models write calls by mistake.
     """
 
     name: str

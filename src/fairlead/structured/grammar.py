@@ -69,9 +69,12 @@ class LarkAnswer(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """An answer with calls. `is_required`: it has nothing else. `parallel`: it may have several.
+    """An answer with calls.
 
-    `otherwise`: what an answer without a call must be, if calls are not required; None: any text.
+    tools: the functions that may be called.
+    is_required: whether it has nothing else.
+    parallel: whether it may have several.
+    otherwise: what an answer without a call must be, if calls are not required; None: any text.
     """
 
     tools: Sequence[ToolGrammar]
@@ -100,9 +103,14 @@ def answer_grammar(
 ) -> str:
     """Return the grammar of an answer, for llguidance's `LLMatcher`.
 
-    `lenient`: keywords of schemas that llguidance does not support are ignored.
-    `work`: how long writing it may take, if it shares that with others.
-    Raises ValueError if answers in this wire format cannot be constrained so.
+    body: the form of the answer.
+    wire_format: how the model writes it.
+    special: the special tokens that its marks may be; None: marks are text.
+    reasoning: whether reasoning comes first, and whether the prompt has opened it.
+    lenient: whether keywords of schemas that llguidance does not support are ignored.
+    work: how long writing it may take, if it shares that with others.
+
+    Raises `ValueError` if answers in this wire format cannot be constrained so.
     """
     rules = Rules(special or {}, lenient=lenient, work=work)
     start = f"{_reasoning(rules, wire_format.reasoning, reasoning)} {_body(rules, body, wire_format)}"
@@ -120,7 +128,13 @@ def tool_faults(
     *,
     lenient: bool = False,
 ) -> dict[str, str]:
-    """Return why the arguments of these functions cannot be constrained in a wire format, by their names."""
+    """Return why the arguments of functions cannot be constrained in a wire format, by their names.
+
+    tools: the functions.
+    wire_format: how the model writes calls.
+    special: the special tokens that its marks may be; None: marks are text.
+    lenient: as for `answer_grammar`.
+    """
     faults: dict[str, str] = {}
     if wire_format.calls is None:
         return faults

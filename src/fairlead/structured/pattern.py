@@ -42,7 +42,13 @@ class Class:
 
 @dataclass(frozen=True)
 class PatternGroup:
-    """Alternatives. `quantifier` is empty, "?", "*" or "+". `is_ahead`: they are a lookahead."""
+    """A group of a regular expression.
+
+    alternatives: each is a sequence of elements.
+    quantifier: "?", "*", "+", or empty.
+    name: its name, if it has one.
+    is_ahead: whether it is a lookahead.
+    """
 
     alternatives: "tuple[Elements, ...]"
     quantifier: str = ""

@@ -30,9 +30,12 @@ _CALL = {"id": "probecall", "type": "function", "function": {"name": _NAME, "arg
 class DetectedFormat:
     """A model's wire format.
 
-    `explains_tools`: its template ignores tools, or writes calls in an unknown format; a system message
-    explains them. `shown`: the format in which a template writes calls that ignores tools. `fault`: why the
-    model's own `response_template` is not used.
+    wire_format: how it writes its answers.
+    source: how that was found.
+    explains_tools: whether a system message explains tools, because the template ignores them, or writes
+        calls in an unknown format.
+    shown: the format in which a template writes calls that ignores tools.
+    fault: why the model's own `response_template` is not used.
     """
 
     wire_format: WireFormat
@@ -49,10 +52,12 @@ def detect(
     record: Any = None,
     configured: str | Mapping[str, Any] | None = None,
 ) -> DetectedFormat:
-    """Return a model's wire format.
+    """Return a model's wire format. Raises `ValueError` for a faulty configuration.
 
-    `literals`: the texts in its chat template. `record`: its own `response_template`. `configured`: the name
-    of a known format, or a record, which has precedence. Raises ValueError for a faulty configuration.
+    render: renders a conversation with the chat template.
+    literals: the texts in the template.
+    record: the model's own `response_template`.
+    configured: the name of a known format, or a record, which has precedence; None: neither.
     """
     if configured is not None:
         return _declared(formats.configured(configured), "configuration", render)

@@ -133,9 +133,13 @@ class AnswerPart(NamedTuple):
 class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The form of an answer.
 
-    `choice`: "auto" or "required". `named`: the only function that may and must be called. `parallel`: there
-    may be several calls. `answer`: the form of the text, at `answer_field` of the body. With `is_lenient`,
-    keywords of schemas that are not supported are ignored.
+    tools: the functions that may be called.
+    choice: "required": one must be called.
+    named: the only function that may and must be called.
+    parallel: whether there may be several calls.
+    answer: the form of the text; None: any.
+    answer_field: where that is in the body, for errors.
+    is_lenient: whether keywords of schemas that are not supported are ignored.
     """
 
     tools: tuple[ToolSpec, ...] = ()

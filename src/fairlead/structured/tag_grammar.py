@@ -18,10 +18,13 @@ _OTHER_REFERENCE = re.compile(r'"\$ref": "#(?!/(?:\$defs|definitions)/)')
 
 
 def add_tags(rules: Rules, name: str, tag: Elements, parameters: Mapping[str, Any] | bool | None) -> str:
-    """Add a rule of arguments that are valid for `parameters`, in the order of its properties.
+    """Add a rule of arguments in tags. Raises `ValueError` for a schema with keywords that are not supported.
 
-    Without `parameters`, or properties, any names and texts are arguments. Raises ValueError if a schema has
-    keywords that are not supported here.
+    rules: get the rule.
+    name: the rule's name.
+    tag: the form of an argument, with groups for key and value.
+    parameters: the schema of the arguments, which come in the order of its properties; without properties,
+        any names and texts are arguments.
     """
     grammar = _TagGrammar(rules, name, tag, parameters)
     schema = resolved(parameters, parameters)

@@ -12,10 +12,15 @@ _ANY = r"(.|\n)*"
 
 
 def add_text(rules: Rules, name: str, schema: Mapping[str, Any], end: str, before_end: Elements = ()) -> str:
-    """Add a rule of the strings of a schema with the mark `end` after them, and return its name.
+    """Add a rule of the strings of a schema with a mark after them, and return its name.
 
-    `before_end`: blanks that are between them. Raises ValueError for a keyword that is not supported,
-    unless the rules are lenient.
+    rules: get the rule.
+    name: the rule's name.
+    schema: that of the strings.
+    end: the mark.
+    before_end: blanks that are between them.
+
+    Raises `ValueError` for a keyword that is not supported, unless the rules are lenient.
     """
     if "const" in schema or "enum" in schema:
         values = schema["enum"] if "enum" in schema else [schema["const"]]

@@ -28,12 +28,13 @@ def token_vocabulary(
     special_ids: Collection[int],
     eos_token_ids: Sequence[int],
 ) -> LLTokenizer:
-    """Return a vocabulary of `vocab_size` tokens, the width of the logits. Takes seconds for 150,000.
+    """Return a vocabulary for llguidance. Takes seconds for 150,000 tokens.
 
-    `token_bytes` returns a token's bytes in a text, empty for an unknown id. No text of a grammar matches
-    the tokens of `special_ids`. Any of `eos_token_ids` ends an answer where the grammar allows it. If none of
-    them is in the vocabulary, a token that the model lacks does, with the id `vocab_size`: llguidance needs
-    one.
+    token_bytes: returns a token's bytes in a text, empty for an unknown id.
+    vocab_size: the number of tokens, the width of the logits.
+    special_ids: tokens that no text of a grammar matches.
+    eos_token_ids: tokens that end an answer where the grammar allows it. If none of them is in the
+        vocabulary, a token that the model lacks does, with the id `vocab_size`: llguidance needs one.
     """
     known_ends = [token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size]
     tokens = [token_bytes(token_id) for token_id in range(vocab_size)]

@@ -67,9 +67,15 @@ class JsonDialect:
 class CallSyntax:
     """How a tool call is written.
 
-    `name` and `arguments`: the paths of keys to them in the content, which is JSON. `name` None: the opening
-    mark has it. `arguments` empty: they are the content. With `in_list`, the content is a list of calls; with
-    `repeats`, another call may follow. `tag`, of "xml-inline": an argument, with groups key and value.
+    marks: what stands before and after it.
+    content: how what is between them is read.
+    name: the path of keys to the function's name in the content, which is JSON; None: the opening mark has
+        it.
+    arguments: the path to the arguments; empty: they are the content.
+    in_list: whether the content is a list of calls.
+    repeats: whether another call may follow.
+    tag: of "xml-inline": an argument, with groups for key and value.
+    json: how its JSON is written.
     """
 
     marks: Marks
@@ -101,10 +107,13 @@ class Slip:
 
 @dataclass(frozen=True)
 class WireFormat:
-    """How a model writes its answer. `reasoning` or `calls` is None if it has no syntax for that.
+    """How a model writes its answer.
 
-    `content`: the marks of the answer's text, if it has any; else it is what is outside of other regions.
-    `slips`: other ways to write calls, of which the first that fits is used, before `calls`.
+    name: the format's name.
+    reasoning: the marks of reasoning; None: it has no syntax for that.
+    calls: how calls are written; None: it has no syntax for that.
+    content: the marks of the answer's text; None: it is what is outside of other regions.
+    slips: other ways to write calls, of which the first that fits is used, before `calls`.
     """
 
     name: str

@@ -8,10 +8,12 @@ from fairlead.swap.policy import EvictionPolicy, SwapReason
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The models of one group, by name.
+    """The models of one group.
 
-    `swap`: only one member runs at a time. `exclusive`: loading a member stops the members of all other
-    groups that are not `persistent`.
+    members: their names.
+    swap: whether only one of them runs at a time.
+    exclusive: whether loading one stops the members of all other groups that are not `persistent`.
+    persistent: whether it is spared by exclusive groups.
     """
 
     members: tuple[str, ...]
@@ -38,7 +40,7 @@ class GroupPolicy(EvictionPolicy):
         self._rest = Group(members=())
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-        """See `EvictionPolicy`."""
+        """Return which of the `running` models must stop so that `target` can be loaded."""
         own = self._group(target)
         return frozenset(model for model in running if self._is_evicted(model, own))
 

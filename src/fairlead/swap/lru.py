@@ -7,12 +7,14 @@ from fairlead.swap.policy import EvictionPolicy
 
 
 class LruPolicy(EvictionPolicy):
-    """At most `max_loaded` models, and no more memory than `capacity_mb` (MiB); None: no such limit.
+    """Evicts the least recently used models until all bounds hold.
 
-    The models on one GPU may not exceed its memory, which `gpus` has; models that are not on it stay.
-
-    `memory_mb` has each model's memory, as declared or as measured when it last ran. It may change, so each
-    decision reads it. A model that is not in it counts as all memory: it is loaded alone, and then measured.
+    max_loaded: the most models; None: no such limit.
+    capacity_mb: the memory for all of them, in MiB; None: no such limit.
+    memory_mb: each model's memory, as declared or as measured when it last ran. It may change, so each
+        decision reads it. A model that is not in it counts as all memory: it is loaded alone, and then
+        measured.
+    gpus: has the memory of each GPU, which the models on it may not exceed; models that are not on it stay.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class LruPolicy(EvictionPolicy):
         self._gpus = gpus or Gpus()
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-        """See `EvictionPolicy`."""
+        """Return which of the `running` models must stop so that `target` can be loaded."""
         kept = list(running)
         evicted = set()
         while over_limit := self._over_limit(target, kept):

@@ -42,7 +42,7 @@ class MatrixPolicy(EvictionPolicy):
         self._costs = {names.get(name, name): cost for name, cost in (evict_costs or {}).items()}
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-        """See `EvictionPolicy`."""
+        """Return which of the `running` models must stop so that `target` can be loaded."""
         return frozenset(running) - self._best(target, running)
 
     def reason_for(self, target: str, running: Sequence[str]) -> SwapReason:

@@ -26,7 +26,14 @@ _DELAY_RANKS: dict[ModelState, int] = {
 
 
 class Target(NamedTuple):
-    """One of the models of a selector, in its current state. `name` is its name in the selector's list."""
+    """One of the models of a selector, in its current state.
+
+    name: its name in the selector's list.
+    model: its canonical name.
+    state: whether it is loaded.
+    is_remote: whether only nodes have it.
+    is_healthy: whether it can take jobs.
+    """
 
     name: str
     model: str

@@ -12,7 +12,14 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 
 class Panel(NamedTuple):
-    """One plot: each target is a PromQL expression and the legend of its lines."""
+    """One plot.
+
+    title: its title.
+    unit: the unit of its axis.
+    targets: PromQL expressions, each with the legend of its lines.
+    width: in columns of the grid.
+    kind: the kind of plot.
+    """
 
     title: str
     unit: str

@@ -154,9 +154,12 @@ OUTCOMES: Row[float] = Counter(
 
 
 class ServerMetrics:
-    """Collects all metrics. `responses` returns the kept ones, `unread_bytes` the memory of unread answers.
+    """Collects all metrics.
 
-    Both are those of this process.
+    overview: takes snapshots.
+    tenants: the names of tenants that have their own lines.
+    responses: returns the responses that this process keeps.
+    unread_bytes: returns the memory of unread answers in this process.
     """
 
     def __init__(

@@ -30,11 +30,19 @@ SAMPLE_INTERVAL_S = 0.1
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals, and the state of every model and node. `at_s`: seconds since 1970.
+    """Totals, and the state of every model and node.
 
-    `rejected` has every code of `REJECTIONS`, `failed` the other errors that occurred, each with its count
-    since the start. `answered`: jobs with a complete answer. `cache_usage`: the part of the KV cache blocks
-    of all loaded models that running sequences hold (0…1), None when no loaded model has any.
+    at_s: seconds since 1970.
+    ready: whether no job would wait for a model to be loaded.
+    queue: the queue's totals.
+    answered: jobs with a complete answer.
+    rejected: has every code of `REJECTIONS`, with its count since the start.
+    failed: the other errors that occurred, with theirs.
+    tokens: totals and rates of tokens.
+    cache_usage: the part of the KV cache blocks of all loaded models that running sequences hold, 0 to 1;
+        None when no loaded model has any.
+    models: all models.
+    nodes: all nodes.
     """
 
     at_s: float
@@ -52,9 +60,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Overview:
     """Takes snapshots. There is one per server; each snapshot reads everything again.
 
-    `ready` returns whether no job would wait for a model to be loaded, `queue_statistics` the values of
-    `QueueTotals`, and `refusals` the number of requests refused before they became jobs, by code. A snapshot
-    takes some tens of microseconds, and one microsecond for each running job.
+    fleet: has models and nodes.
+    counts: returns the counts of jobs, and of requests refused before they became jobs.
+    ready: returns whether no job would wait for a model to be loaded.
+    queue_statistics: returns the values of `QueueTotals`.
+
+    A snapshot takes some tens of microseconds, and one microsecond for each running job.
     """
 
     def __init__(

@@ -4,7 +4,15 @@ import msgspec
 
 
 class QueueTotals(msgspec.Struct, frozen=True):
-    """The queue: waiting and running jobs, the limits of both, and means over the last 100 jobs."""
+    """The queue.
+
+    waiting: jobs that wait.
+    running: jobs that run.
+    capacity: how many may wait.
+    seats: how many may run.
+    mean_wait_s: the mean wait of the last 100 jobs.
+    mean_service_s: the mean time for which the last 100 jobs had a seat.
+    """
 
     waiting: int = 0
     running: int = 0
@@ -15,9 +23,12 @@ class QueueTotals(msgspec.Struct, frozen=True):
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens since the server started, also those of running jobs, and tokens per second now.
+    """Tokens since the server started, also those of running jobs.
 
-    A prompt's tokens are counted when its answer begins; they are an estimate if the prompt was only relayed.
+    prompt: tokens of prompts, counted when their answers begin; an estimate if a prompt was only relayed.
+    generated: tokens of answers.
+    prompt_per_s: the present rate of the former.
+    generated_per_s: the present rate of the latter.
     """
 
     prompt: int = 0

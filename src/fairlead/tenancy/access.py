@@ -86,7 +86,12 @@ def tenant_of(
 ) -> str:
     """Return the tenant, at most `MAX_TENANT_LENGTH` characters.
 
-    `user` and `safety_identifier` are the body's, `fairness_id` is that of a trusted gateway.
+    api_key: the request's key; None: it has none.
+    headers: the request's headers, which may name a user.
+    address: the client's address, for requests without anything else.
+    user: the body's user.
+    safety_identifier: the body's field of that name.
+    fairness_id: that of a trusted gateway.
     """
     if fairness_id is not None:
         return _bounded(f"{'gateway' if api_key is None else identity_of(api_key)}/{fairness_id}")
@@ -106,8 +111,10 @@ def requester_of(
 ) -> str:
     """Return who may read, continue and cancel what a request makes; "" without a key: all clients.
 
-    It is the key, and of a trusted key or gateway the user that it names: `user` is the body's, `fairness_id`
-    is as for `tenant_of`. Without a key, anybody may send any name, which proves nothing.
+    api_key: the request's key; None: anybody may send any name, which proves nothing.
+    headers: the request's headers, which may name a user.
+    user: the body's user, which counts under a trusted key.
+    fairness_id: as for `tenant_of`.
     """
     named = fairness_id
     if named is None and api_key is not None and api_key.trusted:

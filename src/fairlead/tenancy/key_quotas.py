@@ -35,7 +35,13 @@ class KeyQuotas(Protocol):
         is_estimate: bool = False,
         param: str = "prompt",
     ) -> JobCharge:
-        """Charge for a job, or raise as `Quota.admit` does. Nothing is charged if this is cancelled."""
+        """Charge for a job, or raise as `Quota.admit` does. Nothing is charged if this is cancelled.
+
+        api_key: the job's key; None: nothing is charged.
+        prompt_tokens: the tokens of its prompt.
+        is_estimate: whether they are estimated.
+        param: the request's field with the prompt, for errors.
+        """
         ...
 
     async def check(self, api_key: ApiKey | None) -> None:
@@ -63,19 +69,19 @@ class LocalQuotas:
         is_estimate: bool = False,
         param: str = "prompt",
     ) -> JobCharge:
-        """See `KeyQuotas`."""
+        """Charge for a job, or raise as `Quota.admit` does."""
         return self._quotas.of(api_key).admit(
             prompt_tokens=prompt_tokens, is_estimate=is_estimate, param=param, now_s=trio.current_time()
         )
 
     async def check(self, api_key: ApiKey | None) -> None:
-        """See `KeyQuotas`."""
+        """Raise `RateLimited` if no job can be admitted now."""
         self._quotas.of(api_key).check(now_s=trio.current_time())
 
     def headers(self, api_key: ApiKey | None) -> dict[str, str]:
-        """See `KeyQuotas`."""
+        """Return OpenAI's headers about limits; none for limits that are not set."""
         return self._quotas.of(api_key).headers(trio.current_time())
 
     def change(self, api_keys: tuple[ApiKey, ...]) -> None:
-        """See `KeyQuotas`."""
+        """Replace the configured keys."""
         self._quotas.change(api_keys)

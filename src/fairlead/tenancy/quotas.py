@@ -96,7 +96,13 @@ class QuotaWindow:
 
 
 class QuotaUsage(msgspec.Struct, frozen=True):
-    """What a key has spent in the last minute, and in how many seconds all of it has expired."""
+    """What a key has spent in the last minute.
+
+    requests: how many requests.
+    tokens: how many tokens.
+    requests_reset_s: in how many seconds all of the former have expired.
+    tokens_reset_s: the same for the latter.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -135,8 +141,13 @@ class Quota:
     ) -> "Charge":
         """Charge one request and the tokens of its prompt, or charge nothing and raise.
 
+        prompt_tokens: the tokens of the prompt.
+        now_s: the present time.
+        is_estimate: whether the tokens are estimated; above the limit, an estimate is reduced to it.
+        param: the request's field with the prompt, for errors.
+
         Raises `RateLimited` with the time to retry, and `InvalidRequest` for a prompt with more tokens than
-        the limit for a minute. An estimate above that limit is reduced to it.
+        the limit for a minute.
         """
         if is_estimate and self.tokens is not None:
             prompt_tokens = min(prompt_tokens, self.tokens.limit)

@@ -30,7 +30,14 @@ _UNLIMITED = KeyLimits()
 
 
 class ChargeValue(msgspec.Struct, frozen=True):
-    """A charge, or a part of one, of the key `owner` (see `owner_of`). `number` is unique at its front."""
+    """A charge, or a part of one.
+
+    number: unique at its front.
+    owner: the key that is charged (see `owner_of`).
+    limits: those of the key.
+    prompt_tokens: charged for the prompt.
+    answer_tokens: charged for the answer so far.
+    """
 
     number: int
     owner: str
@@ -66,12 +73,12 @@ class SharedQuotas:
         return quota.usage(now_s)
 
     def check(self, _front: str, value: Any) -> None:
-        """See `Quota.check`."""
+        """Raise `RateLimited` if a job with `prompt_tokens`, at most the limit, cannot be admitted now."""
         now_s = trio.current_time()
         self._quota(msgspec.convert(value, ChargeValue), now_s).check(now_s=now_s)
 
     def correct_prompt(self, front: str, number: int, prompt_tokens: int) -> None:
-        """See `Charge.correct_prompt`."""
+        """Replace the charge for the prompt's estimated tokens by a charge for its actual tokens."""
         if (charge := self._charges.get(front, {}).get(number)) is not None:
             charge.correct_prompt(prompt_tokens, trio.current_time())
 
@@ -187,7 +194,7 @@ class RemoteQuotas:
         """Do nothing: the limits of a request's key are sent with each question."""
 
     def update(self, usage: dict[str, QuotaUsage], *, is_partial: bool = False) -> None:
-        """Note the usage of all keys, or only of these."""
+        """Record the usage of all keys, or only of these."""
         now_s = trio.current_time()
         kept = {}
         if is_partial:
@@ -235,18 +242,18 @@ class RemoteCharge:
         self._is_refused = False
 
     def correct_prompt(self, prompt_tokens: int, now_s: float) -> None:  # noqa: ARG002
-        """See `JobCharge`."""
+        """Replace the charge for the prompt's estimated tokens by a charge for its actual tokens."""
         self.value = msgspec.structs.replace(self.value, prompt_tokens=prompt_tokens)
         self._quotas.correct(self.value)
 
     def charge_answer(self, tokens: int, now_s: float) -> None:  # noqa: ARG002
-        """See `JobCharge`."""
+        """Charge for the answer: `tokens` in all, less those charged before."""
         self.value = msgspec.structs.replace(self.value, answer_tokens=tokens)
 
     def refund(self) -> None:
-        """See `JobCharge`."""
+        """Refund everything: the job was refused."""
         self._is_refused = True
 
     def end(self) -> None:
-        """See `JobCharge`."""
+        """Stop counting the job as concurrent."""
         self._quotas.end(self.value, is_refused=self._is_refused)

@@ -12,12 +12,16 @@ from fairlead.text.tokenizer import Tokenizer
 
 
 class ChoiceText:
-    """Converts the outputs of one sequence to the deltas of choice `index`.
+    """Converts the outputs of one sequence to deltas of a choice.
 
-    `eos_token_ids` are the model's own; only other stop tokens are reported as `stop_reason`. `context` has
-    the ids that the text continues, as in `Detokenizer`. `parser` divides the text into its parts, and their
-    marks may be the special tokens `shown_ids`; None: all of it is content. With `is_named`, a call is
-    reported as a normal end.
+    tokenizer: decodes the tokens.
+    stops: strings that end the text.
+    index: the choice.
+    eos_token_ids: the model's own; only other stop tokens are reported as `stop_reason`.
+    context: the ids that the text continues, as in `Detokenizer`.
+    parser: divides the text into its parts; None: all of it is content.
+    shown_ids: special tokens that may be the marks of parts.
+    is_named: whether a call is reported as a normal end.
     """
 
     __slots__ = (

@@ -44,9 +44,14 @@ class AnswerFormat:
         *,
         vocab_size: int | None = None,
     ) -> "AnswerFormat":
-        """Return the format of the model in a directory. Raises ValueError for a faulty configuration.
+        """Return the format of the model in a directory. Raises `ValueError` for a faulty configuration.
 
-        Tokens from `vocab_size` on are text, because the network lacks them.
+        path: the directory.
+        template: the chat template; None: it has none.
+        tokenizer: its tokenizer.
+        eos_token_ids: the tokens that end an answer.
+        configured: the name of a known format, or a record, which has precedence; None: neither.
+        vocab_size: tokens from this one on are text, because the network lacks them; None: there are none.
         """
         known = tokenizer.special_ids
         if vocab_size is not None:

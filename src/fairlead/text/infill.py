@@ -13,7 +13,11 @@ import msgspec
 class InfillSpelling(NamedTuple):
     """The marks of one group of models, as they are spelled in vocabularies.
 
-    `middle`, if not empty, ends the prompt. `ends`: tokens that such models write after the middle.
+    prefix: before the text that precedes the middle.
+    suffix: before the text that follows it.
+    middle: ends the prompt; may be empty.
+    suffix_first: whether the suffix precedes the prefix.
+    ends: tokens that such models write after the middle.
     """
 
     prefix: str
@@ -74,7 +78,14 @@ INFILL_MARKS = frozenset(mark for spelling in SPELLINGS for mark in spelling.mar
 
 
 class InfillTokens(msgspec.Struct, frozen=True):
-    """The ids of a model's marks. `ends`: ids that end the text in the middle, beside the model's own."""
+    """The ids of a model's marks.
+
+    prefix: before the text that precedes the middle.
+    suffix: before the text that follows it.
+    middle: ends the prompt; None: there is none.
+    suffix_first: whether the suffix precedes the prefix.
+    ends: ids that end the text in the middle, beside the model's own.
+    """
 
     prefix: int
     suffix: int

@@ -34,18 +34,27 @@ _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """The text side of one model. `max_model_len` in tokens, prompt + output; `created` in Unix time.
+    """The text side of one model.
 
-    `max_input_tokens` and `max_output_tokens` are the configuration's lower limits for a prompt and for one
-    answer to it; None: no limit but the model's. `embedding`: the form of its embeddings, or
-    `scoring`: how it scores pairs of texts; both None if it generates text. `infill`: the tokens for a text
-    between two others; None if it has none.
-
-    `special_tokens`: whether a control token that a client spells in a chat remains text or is parsed.
-    `close_at_limit`: whether an answer with a form is closed when it nears its limit of tokens.
-
-    `network_vocab_size`: how many token ids the network has, None if that is not known before it is loaded.
-    A tokenizer may have more. `ignored_end_tokens` are beyond it.
+    name: the model's name.
+    path: its directory.
+    tokenizer: its tokenizer.
+    chat_template: its template; None: it has none.
+    eos_token_ids: the tokens that end an answer.
+    max_model_len: the most tokens of a sequence, prompt and output.
+    defaults: the sampling parameters of requests without them.
+    created: when its files were written, in Unix time.
+    max_input_tokens: the configuration's lower limit for a prompt; None: no limit but the model's.
+    max_output_tokens: the same for one answer.
+    embedding: the form of its embeddings; None: it makes none.
+    special_tokens: whether a control token that a client spells in a chat remains text or is parsed.
+    close_at_limit: whether an answer with a form is closed when it nears its limit of tokens.
+    answer_format: how it writes its answers.
+    infill: the tokens for a text between two others; None: it has none.
+    scoring: how it scores pairs of texts; None: it does not.
+    network_vocab_size: how many token ids the network has; None if that is not known before it is loaded. A
+        tokenizer may have more.
+    ignored_end_tokens: tokens beyond these that were to end an answer.
     """
 
     name: str
@@ -85,10 +94,17 @@ class TextModel:
         close_at_limit: bool = False,
         wire_format: str | Mapping[str, Any] | None = None,
     ) -> "TextModel":
-        """Read the checkpoint at `path`. Raises `LoadFailed`, which names the invalid file.
+        """Read a model's directory. Raises `LoadFailed`, which names the invalid file.
 
-        `max_model_len` lowers the model's limit. Raises `ConfigError` if it is above that, or if there is no
-        such `wire_format`: the name of a known one, or a record of `structured.wire_format`.
+        path: the directory.
+        name: the model's name.
+        max_model_len: lowers the model's limit. Raises `ConfigError` if it is above that.
+        max_input_tokens: the most tokens of a prompt.
+        max_output_tokens: the most tokens of an answer.
+        special_tokens: whether a control token that a client spells in a chat remains text or is parsed.
+        close_at_limit: whether an answer with a form is closed when it nears its limit.
+        wire_format: the name of a known one, or a record of `structured.wire_format`. Raises `ConfigError` if
+            there is no such format.
         """
         config = open_checkpoint(path).document(CONFIG)
         if not config.is_file():  # first, as a folder that has none is not a model's
@@ -221,7 +237,13 @@ class TextModel:
         add_special_tokens: bool = True,
         param: str = "prompt",
     ) -> list[int]:
-        """Return the ids of a text as `encode_prompt` does, but without a limit of length."""
+        """Return the ids of a text as `encode_prompt` does, but without a limit of length.
+
+        text: the text.
+        special_tokens: whether a control token in it remains text or is parsed.
+        add_special_tokens: whether those that the tokenizer defines are added.
+        param: the request's field with the text, for errors.
+        """
         is_text = special_tokens == "text"
         return self.tokenizer.encode(
             self._control.broken(text) if is_text else text,
@@ -241,10 +263,15 @@ class TextModel:
     ) -> list[int]:
         """Return a chat's ids. Raises `InvalidRequest` as `encode_prompt`.
 
-        `variables` are further variables of the template. `continuation` is the beginning of the answer,
-        refused if the template begins the answer with its reasoning. The template writes the special tokens,
-        so none are added. Those that a client spells remain text, unless `special_tokens` of the model is
-        "parse".
+        messages: the messages.
+        tools: the functions that may be called.
+        add_generation_prompt: whether the beginning of an answer is added.
+        variables: further variables of the template.
+        continuation: the beginning of the answer, refused if the template begins the answer with its
+            reasoning.
+
+        The template writes the special tokens, so none are added. Those that a client spells remain text,
+        unless `special_tokens` of the model is "parse".
         """
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")

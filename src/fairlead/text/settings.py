@@ -15,9 +15,12 @@ __all__ = ["GenerationDefaults", "TextSettings", "read_settings", "read_vocab_si
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    """The settings of the files. `created`: when config.json was written, in Unix time.
+    """The settings of the files.
 
-    `vocab_size`: how many token ids the network has; None if that is not known.
+    vocab_size: how many token ids the network has; None if that is not known.
+    max_model_len: the most tokens of a sequence, prompt and output.
+    defaults: the sampling parameters of requests without them.
+    created: when config.json was written, in Unix time.
     """
 
     vocab_size: int | None

@@ -190,7 +190,11 @@ def concat(texts: Iterable[str]) -> str:
 def formatted(plain: str, form: str, values: Formatter, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     """Return `plain`, which is `form` with values formatted into it, with the marks of `form` and values.
 
-    `values`: what formats a value, and refuses what a template may not read. `args` and `kwargs`: the values.
+    plain: the text.
+    form: the format string.
+    values: formats a value, and refuses what a template may not read.
+    args: values by position.
+    kwargs: values by name.
     """
     if foreign_spans(form):
         return plain

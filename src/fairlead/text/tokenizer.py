@@ -111,14 +111,17 @@ class Tokenizer:
     ) -> list[int]:
         """Return the text's ids, or those of the pair of texts with the `second` one.
 
-        Raises `InvalidRequest` of `param` if a text cannot be encoded.
+        text: the text.
+        second: the second text of a pair; None: there is none.
+        add_special_tokens: whether those that the tokenizer defines are added, such as a beginning of
+            sequence.
+        with_breaks: a spelling of a special token with a `BREAK` in it is text, and the break is removed. Any
+            other spelling becomes that token, as in transformers: completion prompts rely on it.
+        param: the request's field with the text, for errors.
 
-        `add_special_tokens` adds those that the tokenizer defines, such as a beginning of sequence. The
-        spelling of a special token in `text` becomes that token, as in transformers: completion prompts rely
-        on it. `with_breaks`: a spelling with a `BREAK` in it does not, and the break is removed.
-
-        Encodes a few MB/s without the GIL, so a long text may be encoded in a worker thread. (Measured with
-        tokenizers 0.23: `encode` holds the GIL all the time, `encode_batch_fast` releases it.)
+        Raises `InvalidRequest` if a text cannot be encoded. Encodes a few MB/s without the GIL, so a long
+        text may be encoded in a worker thread. (Measured with tokenizers 0.23: `encode` holds the GIL all the
+        time, `encode_batch_fast` releases it.)
         """
         removes_breaks = with_breaks and (self._always_with_breaks or BREAK in text + (second or ""))
         tokenizer = self._with_breaks if removes_breaks else self._tokenizer

@@ -47,11 +47,11 @@ class MessagePings:
     interval_s = PING_INTERVAL_S
 
     def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
-        """See `WaitingEvents`."""
+        """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
         return _event("ping")
 
     def end(self) -> bytes:
-        """See `WaitingEvents`."""
+        """Return the end of these events when the answer begins."""
         return b""
 
 
@@ -70,7 +70,7 @@ class MessageEvents:
         self._end: AnswerEnd | None = None
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events for these deltas; empty if they have nothing to show yet."""
         # The usual case, one piece of the open text, is made fast: there is one for every token.
         if len(deltas) == 1 and self._open == "text" and _is_text(deltas[0]):
             self._answer.count(deltas[0])
@@ -81,7 +81,7 @@ class MessageEvents:
         return b"".join(written)
 
     def end(self) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events that end a complete answer; empty if it has ended already."""
         if self._has_ended:
             return b""
         self._has_ended = True

@@ -80,7 +80,7 @@ class AnthropicDialect(RelayDialect):
     header_prefix = "anthropic-"
 
     def error_body(self, error: FairleadError) -> bytes:
-        """See `RelayDialect`."""
+        """Return the body of an error response."""
         default = "api_error" if error.status >= 500 else "invalid_request_error"
         message = full_message(error)
         if isinstance(error, ContextLengthExceeded):  # by these words, clients know to shorten the chat
@@ -90,7 +90,7 @@ class AnthropicDialect(RelayDialect):
         return _encode({"type": "error", "error": members})
 
     def error_event(self, error: FairleadError) -> bytes:
-        """See `RelayDialect`."""
+        """Return the event of an error that ends a stream."""
         return b"event: error\n" + super().error_event(error)
 
 
@@ -105,15 +105,15 @@ class MessagesDialect(AnthropicDialect, StreamingDialect):
     waiting_events = MessagePings()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         return message_request(body, limits)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         return whole_message(context, deltas[0])
 
     def stream_writer(self, context: AnswerContext) -> MessageEvents:
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return MessageEvents(context, self.error_event)
 
 
@@ -125,9 +125,9 @@ class CountTokensDialect(AnthropicDialect, CountingDialect):
     answer_type = CountedTokens
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `CountingDialect`."""
+        """Return the request in a body, as `Dialect.decode` does."""
         return count_request(body, limits)
 
     def write_count(self, tokens: int) -> bytes:
-        """See `CountingDialect`."""
+        """Return the body of a response."""
         return _encode({"input_tokens": tokens})

@@ -105,7 +105,7 @@ class AnswerTimes:
         self.waited_ns = 0
 
     def begin(self, waited_s: float) -> None:
-        """Note that the answer has begun, after a wait for a seat."""
+        """Record that the answer has begun, after a wait for a seat."""
         self.begun_ns, self.waited_ns = time.perf_counter_ns(), int(waited_s * 1e9)
 
 
@@ -188,14 +188,14 @@ class WaitingComments:
     interval_s = COMMENT_INTERVAL_S
 
     def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
-        """See `WaitingEvents`."""
+        """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
         if waiting is None:
             return encode_comment("running")
         known = "" if waiting.estimated_wait_s is None else f" estimated_wait={waiting.estimated_wait_s}"
         return encode_comment(f"queued position={waiting.position}{known}")
 
     def end(self) -> bytes:
-        """See `WaitingEvents`."""
+        """Return the end of these events when the answer begins."""
         return b""
 
 

@@ -87,19 +87,19 @@ class EventReader(ABC, Generic[Shape]):
         """Yield the members of an event that have text: the object and the member's name."""
 
     def splitter(self, event_bytes: int) -> Splitter:
-        """See `UpstreamReader`."""
+        """Return a splitter of one stream."""
         return EventSplitter(event_bytes)
 
     def split(self, events: bytes) -> list[bytes]:
-        """See `UpstreamReader`."""
+        """Return the events in joined ones, each with its end."""
         return split_events(events)
 
     def read_plain(self, events: bytes) -> tuple[int, list[str]] | None:  # noqa: ARG002  # of the interface
-        """See `UpstreamReader`."""
+        """Return the choice and the text of each event, if they are only text of one choice; else None."""
         return None
 
     def read_event(self, event: bytes) -> UpstreamEvent:
-        """See `UpstreamReader`."""
+        """Return the content of an event of a stream, whatever it contains."""
         found = self.sort(event)
         return found if isinstance(found, UpstreamEvent) else self._event(found)
 
@@ -138,7 +138,7 @@ class EventReader(ABC, Generic[Shape]):
         return NOTHING if is_comment(event) else NOISE
 
     def repair(self, event: bytes) -> list[bytes]:
-        """See `UpstreamReader`."""
+        """Return an odd event as usual ones: each has one choice at most, and no unknown finish reason."""
         return [event]
 
     def without_end(self, event: bytes) -> bytes:
@@ -146,11 +146,11 @@ class EventReader(ABC, Generic[Shape]):
         return event
 
     def only_end(self, event: bytes) -> bytes:  # noqa: ARG002  # of the interface
-        """See `UpstreamReader`."""
+        """Return an event like this one in which the choice ends: as it says, or else by itself."""
         return b""
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
-        """See `UpstreamReader`."""
+        """Return the content of a whole response."""
         shape = decoded(self._decode_response, body)
         if shape is None:
             raise ValueError("no JSON object")
@@ -159,7 +159,7 @@ class EventReader(ABC, Generic[Shape]):
         return UpstreamAnswer(generated_tokens(shape.usage), len(shape.content))
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
-        """See `UpstreamReader`."""
+        """Return an event with its text cut to `text`, its last part."""
         document = self._document(event)
         members = list(self._texts(document))
         if len(members) != 1:

@@ -76,7 +76,7 @@ class OllamaChatDialect(OllamaErrors, StreamingDialect):
     waiting_events = EmptyParts(chat=True)
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         check_served(request, {})
         options, tools = request.given_options, tools_of(request.tools)
@@ -93,11 +93,11 @@ class OllamaChatDialect(OllamaErrors, StreamingDialect):
         )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         return OllamaAnswer(context, chat=True).whole(deltas)
 
     def stream_writer(self, context: AnswerContext) -> OllamaAnswer:
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return OllamaAnswer(context, chat=True)
 
 

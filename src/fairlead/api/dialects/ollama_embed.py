@@ -67,7 +67,7 @@ class EmbedDialect(OllamaErrors, Dialect):
     reader = LineReader()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         inputs = [request.input] if isinstance(request.input, str) else request.input or []
         if "" in inputs:
@@ -100,11 +100,11 @@ class PromptEmbeddingDialect(EmbedDialect):
     answer_type = shapes.OllamaEmbedding
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         return GenerationRequest(prompts=[_parse_prompt(body, limits).prompt or ""], embed=True)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         return encode({"embedding": _numbers(context, deltas[0])})
 
 

@@ -78,7 +78,7 @@ class OllamaEnvelope(Envelope, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """See `Envelope`."""
+        """The longest answer that the client accepts; None: it sets no limit, as with -1 in llama.cpp."""
         limit = self.options.num_predict if self.options is not None else None
         return limit if limit is not None and limit > 0 else None
 

@@ -52,7 +52,7 @@ class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
     waiting_events = EmptyParts(chat=False)
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         check_served(request, GENERATE)
         is_chat = not (request.raw or request.suffix)
@@ -83,9 +83,9 @@ class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
         return super().error_body(error)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         return OllamaAnswer(context, chat=False).whole(deltas)
 
     def stream_writer(self, context: AnswerContext) -> OllamaAnswer:
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return OllamaAnswer(context, chat=False)

@@ -59,11 +59,11 @@ class LineReader(EventReader[LineShape]):
     contents = ("message", "response", "thinking", "done", "error")
 
     def splitter(self, event_bytes: int) -> LineSplitter:
-        """See `UpstreamReader`."""
+        """Return a splitter of one stream."""
         return LineSplitter(event_bytes)
 
     def split(self, events: bytes) -> list[bytes]:
-        """See `UpstreamReader`."""
+        """Return the events in joined ones, each with its end."""
         return split_lines(events)
 
     def _payload(self, event: bytes) -> bytes | None:
@@ -76,7 +76,7 @@ class LineReader(EventReader[LineShape]):
         return data + b"\n"
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
-        """See `UpstreamReader`."""
+        """Return the content of a whole response."""
         shape = decoded(self._decode_event, body)
         if shape is None:
             raise ValueError("no JSON object")

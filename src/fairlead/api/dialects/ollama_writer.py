@@ -41,11 +41,11 @@ class EmptyParts:
         self._is_chat = chat
 
     def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
-        """See `WaitingEvents`."""
+        """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
         return encode(_head(model) | _members({}, chat=self._is_chat) | {"done": False}) + b"\n"
 
     def end(self) -> bytes:
-        """See `WaitingEvents`."""
+        """Return the end of these events when the answer begins."""
         return b""
 
 
@@ -118,7 +118,7 @@ class OllamaAnswer:
         return encode(self._head() | self._members({}) | self._ending()) + b"\n"
 
     def fail(self, error: FairleadError) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events that end an incomplete answer, of which nothing may have been written yet."""
         return self._errors.error_event(error)
 
     def skip_beginnings(self) -> None:

@@ -49,7 +49,7 @@ class ChatEnvelope(Envelope, frozen=True, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """See `Envelope`."""
+        """The number of choices in the answer, as far as it distinguishes them."""
         return self.n or 1
 
 
@@ -94,7 +94,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
     reasoning_events = ChatReasoning()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         refuse_unserved(request, CHAT)
         check_generation(request)
@@ -124,7 +124,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         job, tokenizer = context.job, context.own_model.tokenizer
         has_logprobs = job.sampling.logprobs is not None
         choices = [
@@ -147,7 +147,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         return encode(response)
 
     def stream_writer(self, context: AnswerContext) -> "ChatChunks":
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return ChatChunks(context, self.error_event)
 
 

@@ -49,7 +49,7 @@ class OpenAIChatReader:
         self._chunks = ChunkReader()
 
     def read_event(self, event: bytes) -> UpstreamChat:
-        """See `ChatReader`."""
+        """Return the content of an event of a stream; a comment has none."""
         found = self._chunks.sort(event)
         if isinstance(found, ChunkShape):
             return _chat(found)
@@ -58,7 +58,7 @@ class OpenAIChatReader:
         return UpstreamChat(is_end=found.is_end, error=found.error)
 
     def read_response(self, body: bytes) -> UpstreamChat:
-        """See `ChatReader`."""
+        """Return the content of a whole response."""
         shape = decoded(_decode_chat, body)
         if shape is None:
             raise ValueError("no chat completion")

@@ -105,7 +105,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
     reader = ChunkReader()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         refuse_unserved(request, COMPLETION)
         if request.best_of is not None and request.best_of != (request.n or 1):
@@ -140,7 +140,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         job, tokenizer, texts = context.job, context.own_model.tokenizer, context.prompt_texts
         has_logprobs = job.sampling.logprobs is not None
         deltas = context.options.shown(deltas)
@@ -164,7 +164,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         return encode(completion_response(job, "text_completion", context.created, choices, deltas))
 
     def stream_writer(self, context: AnswerContext) -> "CompletionChunks":
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return CompletionChunks(context, self.error_event)
 
 

@@ -48,7 +48,7 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
     reader = ChunkReader()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         refuse_unserved(request, EMBEDDING)
         inputs = prompts_of("input", request.input, empty="has an empty text")

@@ -165,11 +165,11 @@ class ChunkReader(EventReader[ChunkShape]):
             return [event]
 
     def without_end(self, event: bytes) -> bytes:
-        """See `UpstreamReader`."""
+        """Return an event without the finish reason of its choice."""
         return self._changed(event, _remove_end) or event
 
     def only_end(self, event: bytes) -> bytes:
-        """See `UpstreamReader`."""
+        """Return an event like this one in which the choice ends: as it says, or else by itself."""
         return self._changed(event, _leave_only_end)
 
     def _changed(self, event: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

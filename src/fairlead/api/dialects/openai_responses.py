@@ -186,7 +186,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
         self._is_stored = is_stored
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         refuse_unserved(request, RESPONSES)
         self._check(request)
@@ -220,13 +220,13 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
         )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
-        """See `Dialect`."""
+        """Return the body of a response; `deltas` has one per choice, in order."""
         events = ResponseEvents(context)
         events.write(deltas)
         return encode(events.response())
 
     def stream_writer(self, context: AnswerContext) -> ResponseEvents:
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return ResponseEvents(context)
 
     def _check(self, request: ResponsesRequest) -> None:

@@ -120,7 +120,7 @@ class ResponseEvents:
         return created + self._event("response.queued", response=response)
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events for these deltas; empty if they have nothing to show yet."""
         events = [self._beginning()]
         for delta in deltas:
             if self._has_logprobs:
@@ -129,7 +129,7 @@ class ResponseEvents:
         return b"".join(events)
 
     def end(self) -> bytes:
-        """See `StreamWriter`."""
+        """Return the events that end a complete answer; empty if it has ended already."""
         if self._has_ended:
             return b""
         self._has_ended = True
@@ -145,7 +145,7 @@ class ResponseEvents:
         return beginning + self._event("response.failed", response=response)
 
     def follow(self, delta: Delta) -> None:
-        """See `RelayFollower`."""
+        """Read a piece of another server, which the client has received."""
         self._answer.of((Delta(delta.index, relayed_tokens=delta.relayed_tokens),))
         for events in delta.raw:
             self._relayed.read(events)

@@ -56,7 +56,7 @@ class RerankDialect(OpenAIErrors, Dialect):
     reader = ChunkReader()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         refuse_unserved(request, COMPARISON)
         documents = [one if isinstance(one, str) else one.text for one in request.documents]

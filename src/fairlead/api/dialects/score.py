@@ -49,7 +49,7 @@ class ScoreDialect(OpenAIErrors, Dialect):
     reader = ChunkReader()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
-        """See `Dialect`."""
+        """Return the request in a body."""
         request = _parse(body, limits)
         refuse_unserved(request, COMPARISON)
         pairs = _pairs_of(request)

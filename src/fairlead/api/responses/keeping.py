@@ -35,7 +35,7 @@ class KeepingDialect(ResponsesDialect):
         self._keep = keep
 
     def stream_writer(self, context: AnswerContext) -> ResponseEvents:
-        """See `StreamingDialect`."""
+        """Return the writer of a streamed response."""
         return _KeepingEvents(context, self._keep)
 
 

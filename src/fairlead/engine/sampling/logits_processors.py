@@ -66,7 +66,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def update_state(self, update: BatchUpdate) -> None:
-        """Note which sequences joined and left the batch. Called before `applies_to` and `apply`."""
+        """Record which sequences joined and left the batch. Called before `applies_to` and `apply`."""
 
     @abstractmethod
     def applies_to(self, rows: SampledRows) -> bool:

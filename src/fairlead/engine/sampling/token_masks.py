@@ -42,7 +42,7 @@ class ConstrainedSequences:
         return len(self._by_slot)
 
     def update_state(self, update: BatchUpdate) -> None:
-        """Note which sequences joined and left the batch."""
+        """Record which sequences joined and left the batch."""
         keep_by_slot(self._by_slot, update, _constrained)
 
     def masks(self, rows: SampledRows) -> TokenMasks | None:
