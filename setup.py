@@ -20,7 +20,7 @@ OPENMP = ("-fopenmp",) if sys.platform == "linux" else ()
 FLAGS = {"cpustep": ("-O3", "-std=gnu11", *OPENMP, "-fno-math-errno", "-Wno-psabi")}
 
 
-# The same text as in fairlead.compilers, which cannot be imported before the package is built.
+# The same text as in fairlead.base.runtime.compilers, which cannot be imported before the package is built.
 NO_COMPILER = """\
 Fairlead's kernels are written in Cython and C, and {compiler!r} is not there to compile them:
 install a C compiler (Debian, Ubuntu: apt install gcc python3-dev; Fedora: dnf install gcc python3-devel; \

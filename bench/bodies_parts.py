@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Self
 
 import trio
 
-from fairlead.app import run
-from fairlead.config import ApiKey, Config, KvCacheConfig, ModelConfig, NodeConfig
+from fairlead.base.config import ApiKey, Config, KvCacheConfig, ModelConfig, NodeConfig
+from fairlead.server.app import run
 from router_parts import WHOLE
 
 CONTEXT = 131_072
@@ -181,7 +181,7 @@ def serving(model: Path, node: str) -> Iterator[Server]:
 def long_context_model(directory: Path) -> Path:
     """Create a copy of the demonstration model with a context of `CONTEXT` tokens; return its folder."""
     path = directory / "near"
-    shutil.copytree(str(files("fairlead") / "demo" / "fairlead-demo"), path)
+    shutil.copytree(str(files("fairlead") / "server" / "demo" / "fairlead-demo"), path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
     (path / "chat_template.jinja").write_text(TEMPLATE)

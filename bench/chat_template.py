@@ -17,8 +17,8 @@ from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from fairlead.text.chat_template import ChatTemplate
-from fairlead.text.control_tokens import ControlTokens
+from fairlead.language.text.chat_template import ChatTemplate
+from fairlead.language.text.control_tokens import ControlTokens
 from machine import loop_ns, machine
 
 TEMPLATE = """\

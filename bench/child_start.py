@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from fairlead import messages
+from fairlead.base import messages
 from fairlead.nodes.own_engine import OwnEngine
 from machine import machine
 
@@ -31,7 +31,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 async def measure(folder: Path, sources: Path, options: dict[str, Any]) -> dict[str, float]:
     """Start a child from these sources and end it; return what it took."""
-    command = ("env", f"PYTHONPATH={sources}", sys.executable, "-P", "-m", "fairlead.worker.main")
+    command = ("env", f"PYTHONPATH={sources}", sys.executable, "-P", "-m", "fairlead.engine.worker.main")
     engine = OwnEngine(messages.WorkerSpec(path=str(folder), device="cpu", **options), command=command)
     async with trio.open_nursery() as nursery:
         began = time.perf_counter()

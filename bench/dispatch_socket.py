@@ -24,18 +24,18 @@ from pathlib import Path
 
 import trio
 
-from fairlead import interpreter
-from fairlead.config import QueueConfig
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.job_spec import JobSpec
-from fairlead.fronts import wire
-from fairlead.fronts.client import DispatchClient
-from fairlead.fronts.server import FrontServer
-from fairlead.gc_tuning import freeze
-from fairlead.link.address import LinkAddress, connect, listen
-from fairlead.link.connection import FrameLink
-from fairlead.link.handshake import shake_hands
+from fairlead.base.config import QueueConfig
+from fairlead.base.frame_link import FrameLink
+from fairlead.base.runtime import interpreter
+from fairlead.base.runtime.gc_tuning import freeze
+from fairlead.distributed.frontends import wire
+from fairlead.distributed.frontends.client import DispatchClient
+from fairlead.distributed.frontends.server import FrontServer
+from fairlead.distributed.ipc.address import LinkAddress, connect, listen
+from fairlead.distributed.ipc.handshake import shake_hands
 from fairlead.nodes.limits import NodeLimits
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.job_spec import JobSpec
 from machine import loop_ns, machine
 
 MODEL = "m"

@@ -19,14 +19,14 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from fairlead import messages
+from fairlead.base import messages
+from fairlead.base.frames import FrameSocket, encode_frame
+from fairlead.base.grant import Grant
+from fairlead.base.job import Sampling
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import SampledTokens
-from fairlead.frames import FrameSocket, encode_frame
-from fairlead.grant import Grant
-from fairlead.job import Sampling
-from fairlead.worker.loop import Loop
-from fairlead.worker.shared_channel import SharedChannel, bind
+from fairlead.engine.worker.loop import Loop
+from fairlead.engine.worker.shared_channel import SharedChannel, bind
 
 CASES = {"1 client": 1, "2 clients": 2, "4 clients": 4, "16 clients": 16}
 STEPS = 150

@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fairlead.base.job import Sampling
 from fairlead.engine.admission import FILL, Counts, PastLengths
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import SampledTokens
-from fairlead.job import Sampling
 
 RUNNING = (8, 64, 256, 1024)
 PROMPT_TOKENS = 64

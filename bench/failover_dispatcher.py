@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import trio
 
-from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
-from fairlead.roles.supervisor import Supervisor, supervise
+from fairlead.base.config import Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.server.processes.supervisor import Supervisor, supervise
 
 SEATS = 8
 TOKENS = 40

@@ -22,10 +22,10 @@ import fairlead
 from fairlead._cext.cpustep import formats
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.inputs import Inputs
-from fairlead.models.loader import read_source
+from fairlead.engine.models.loader import read_source
 
 CPU = torch.device("cpu")
-DEMONSTRATION = Path(fairlead.__file__).parent / "demo" / "fairlead-demo"
+DEMONSTRATION = Path(fairlead.__file__).parent / "server" / "demo" / "fairlead-demo"
 
 
 class Model:

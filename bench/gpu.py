@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from fairlead.models.architecture import ArchitectureSpec
-from fairlead.models.config import CheckpointConfig
-from fairlead.models.llama import read_llama
-from fairlead.models.quantization import find_format
+from fairlead.engine.models.quantization import find_format
+from fairlead.language.checkpoint.architecture import ArchitectureSpec
+from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.llama import read_llama
 from gpu_model import SHAPES, TINY, Event, Plan, RandomWeights, Served, synchronize
 
 

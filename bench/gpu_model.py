@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch
+from fairlead.base.job import Sampling
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.engine import Engine
+from fairlead.engine.models.layers import Embedding
+from fairlead.engine.models.linear import Linear, WeightFormat
+from fairlead.engine.models.network import Network
+from fairlead.engine.models.quantization.none import NONE
+from fairlead.engine.models.weights import Weights
 from fairlead.engine.runner import ModelRunner
-from fairlead.job import Sampling
-from fairlead.models.architecture import ArchitectureSpec
-from fairlead.models.layers import Embedding
-from fairlead.models.linear import Linear, WeightFormat
-from fairlead.models.network import Network
-from fairlead.models.quantization.none import NONE
-from fairlead.models.weights import Weights
+from fairlead.language.checkpoint.architecture import ArchitectureSpec
 
 COMMON = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 500000.0, "tie_word_embeddings": False}
 SHAPES: dict[str, dict[str, Any]] = {

@@ -26,8 +26,8 @@ from typing import Any
 
 import trio
 
-from fairlead.config import demonstration_model
-from fairlead.descriptors import raise_limit
+from fairlead.base.config import demonstration_model
+from fairlead.server.descriptors import raise_limit
 from hostile_client.attack import Address, Attack, Findings
 from hostile_client.neighbours import ATTACKS, run_attack
 from hostile_client.server import Server, serving_with

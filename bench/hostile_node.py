@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairlead.job import Job
+    from fairlead.base.job import Job
 
 MIB = 1024 * 1024
 WHOLE_BYTES = 478 * MIB
@@ -126,8 +126,8 @@ def open_files() -> int:
 
 def relayed_job(number: int, *, stream: bool) -> "Job":
     """Return a job with a client's request."""
-    from fairlead.api.dialects.openai_chat import ChatDialect
-    from fairlead.job import Job, Relay, Sampling
+    from fairlead.base.job import Job, Relay, Sampling
+    from fairlead.dialects.openai.chat import ChatDialect
 
     body = json.dumps({"model": "m", "stream": stream}).encode()
     return Job(
@@ -146,11 +146,11 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
     """Relay `at_once` jobs to the node; return the figures."""
     import trio
 
-    from fairlead.answer.deltas import Deltas
-    from fairlead.errors import NodeFailed
-    from fairlead.http.client import Upstream
+    from fairlead.base.errors import NodeFailed
+    from fairlead.nodes.http.client import Upstream
     from fairlead.nodes.remote_node import RemoteNode
-    from router import ignore_report
+    from fairlead.nodes.streams.deltas import Deltas
+    from relaying import ignore_report
 
     stream = attack in STREAMED
     upstream = Upstream(url, name="hostile", capacity=at_once)

@@ -96,9 +96,9 @@ def serve(stack: str, ready: Any) -> None:
     app = make_app()
 
     async def ours() -> None:
-        from fairlead.api.exchange import Exchange, FairleadRequest
-        from fairlead.config import Limits
-        from fairlead.http.listener import bind, serve_http
+        from fairlead.base.config import Limits
+        from fairlead.server.listener.listener import bind, serve_http
+        from fairlead.server.routes.exchange import Exchange, FairleadRequest
 
         app.asgi_http_class = Exchange
         app.request_class = FairleadRequest

@@ -38,12 +38,12 @@ from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.inputs import Inputs
-from fairlead.models.architecture import ArchitectureSpec
-from fairlead.models.checkpoint import open_checkpoint
-from fairlead.models.config import CheckpointConfig
-from fairlead.models.network import Network
-from fairlead.models.registry import read_built_in
-from fairlead.models.weights import Weights
+from fairlead.engine.models.network import Network
+from fairlead.engine.models.weights import Weights
+from fairlead.language.checkpoint.architecture import ArchitectureSpec
+from fairlead.language.checkpoint.checkpoint import open_checkpoint
+from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.registry import read_built_in
 
 COMMON = {
     "rms_norm_eps": 1e-5,

@@ -21,9 +21,9 @@ import msgspec
 import tokenizers
 import trio
 
-from fairlead.load.client import LoadConnection, TimedAnswer, timed_request
-from fairlead.load.generator import CONTROL_TIMEOUT_S, WORDS
-from fairlead.load.report import Level, summarize
+from fairlead.server.load.client import LoadConnection, TimedAnswer, timed_request
+from fairlead.server.load.generator import CONTROL_TIMEOUT_S, WORDS
+from fairlead.server.load.report import Level, summarize
 
 BODY: dict[str, Any] = {
     "temperature": 0,

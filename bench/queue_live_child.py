@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from fairlead import messages
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.base import messages
 from fairlead.engine.step import SampledTokens
-from fairlead.worker import main
+from fairlead.engine.worker import main
 
 VOCABULARY = 1000
 

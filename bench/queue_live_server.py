@@ -16,17 +16,17 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.api.routes import Application
-from fairlead.api.services import Services
-from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.fleet.fleet import Fleet
-from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.gateway import Gateway
-from fairlead.gc_tuning import freeze
-from fairlead.http.listener import bind, serve_http
+from fairlead.base.config import Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.base.runtime.gc_tuning import freeze
+from fairlead.generation.gateway import Gateway
+from fairlead.generation.services import Services
+from fairlead.language.text.model import TextModel
 from fairlead.nodes.model_process import ModelProcess, ProcessOptions, make_process
-from fairlead.text.model import TextModel
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.fleet.fleet import Fleet
+from fairlead.router.fleet.node_registry import NodeRegistry
+from fairlead.server.listener.listener import bind, serve_http
+from fairlead.server.routes.routes import Application
 
 CHILD = (sys.executable, str(Path(__file__).with_name("queue_live_child.py")))
 NAME = "simulated"

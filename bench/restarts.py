@@ -29,7 +29,7 @@ from typing import Any
 import h11
 import trio
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 FRONTS = 2
@@ -109,7 +109,7 @@ class Server:
                 if int(status.read_text().rpartition(")")[2].split()[1]) != self._process.pid:
                     continue
                 words = (status.parent / "cmdline").read_bytes().decode().split("\0")
-                name = "worker" if "fairlead.worker.main" in words else "".join(words[-3:-2])
+                name = "worker" if "fairlead.engine.worker.main" in words else "".join(words[-3:-2])
                 if name.startswith(role):  # the name of one that has just ended is empty
                     found.append(int(status.parent.name))
         found = sorted(pid for pid in found if pid != self.steady_pid)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import h11
 import httptools
 
-from fairlead.http.response_parser import ResponseParser
+from fairlead.nodes.http.response_parser import ResponseParser
 from router_parts import EVENT, STREAM_HEAD, WHOLE, framed
 
 READ = framed(EVENT) * 100

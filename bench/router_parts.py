@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import trio
 
-from fairlead.app import run
-from fairlead.config import Config, NodeConfig
+from fairlead.base.config import Config, NodeConfig
+from fairlead.server.app import run
 
 CHUNKS = 40_000
 PACED_CHUNKS = 400

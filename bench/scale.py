@@ -23,9 +23,9 @@ from typing import Any, Literal
 import structlog
 import trio
 
-from fairlead import interpreter
-from fairlead.config import QueueConfig
-from fairlead.gc_tuning import freeze
+from fairlead.base.config import QueueConfig
+from fairlead.base.runtime import interpreter
+from fairlead.base.runtime.gc_tuning import freeze
 from machine import loop_ns, machine
 from simulation.large_fleet import SEATS, LargeFleet, SimulationClock
 

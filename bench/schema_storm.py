@@ -33,7 +33,7 @@ from typing import Any
 import httpx
 import trio
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 from hostile_client.server import READY
 from machine import machine
 
@@ -175,7 +175,9 @@ class Server:
 
     def model_pid(self) -> int:
         """Return the process of the model."""
-        return next(pid for pid, command in self.processes().items() if "fairlead.worker.main" in command)
+        return next(
+            pid for pid, command in self.processes().items() if "fairlead.engine.worker.main" in command
+        )
 
 
 @contextmanager

@@ -19,14 +19,14 @@ from typing import Any, Literal
 import regex
 from llguidance import LLMatcher
 
-from fairlead.structured.compiler import LIMITS
-from fairlead.structured.drafts import walk
-from fairlead.structured.grammar import JsonAnswer, answer_grammar
-from fairlead.structured.request import AnswerSpec, FaultyRequest
-from fairlead.structured.schema import UNSUPPORTED, properties_of, resolved
-from fairlead.structured.string_formats import FORMATS
-from fairlead.structured.trial_process import _vocabulary
-from fairlead.structured.trials import GrammarTrials, TrialFailed
+from fairlead.language.structured.compiler import LIMITS
+from fairlead.language.structured.drafts import walk
+from fairlead.language.structured.grammar import JsonAnswer, answer_grammar
+from fairlead.language.structured.request import AnswerSpec, FaultyRequest
+from fairlead.language.structured.schema import UNSUPPORTED, properties_of, resolved
+from fairlead.language.structured.string_formats import FORMATS
+from fairlead.language.structured.trial_process import _vocabulary
+from fairlead.language.structured.trials import GrammarTrials, TrialFailed
 from published_schemas import Published, bench, suite
 
 _KEYWORDS = {"$ref", "enum", *UNSUPPORTED}

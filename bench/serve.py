@@ -5,7 +5,7 @@ python bench/serve.py --url http://127.0.0.1:8000 --streams 1,8,32 --json result
 
 import sys
 
-from fairlead.cli import main
+from fairlead.server.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", *sys.argv[1:]]))

@@ -15,10 +15,10 @@ import random
 import time
 from pathlib import Path
 
+from fairlead.base.job import Sampling
+from fairlead.base.messages import Speculation, StepOutputs, WorkerSpec
 from fairlead.engine.engine import Engine
 from fairlead.engine.loading import LoadedModel, load_runner
-from fairlead.job import Sampling
-from fairlead.messages import Speculation, StepOutputs, WorkerSpec
 
 TOKENS = 64
 SETTINGS = {"off": None, "on": Speculation(ngram=3, drafts=4)}

@@ -36,14 +36,14 @@ import numpy as np
 import trio
 from llguidance import LLTokenizer
 
-from fairlead.structured.compiler import GrammarCompiler, compile_grammar
-from fairlead.structured.constraint import Constraint
-from fairlead.structured.formats import configured
-from fairlead.structured.grammar import JsonAnswer, answer_grammar
-from fairlead.structured.request import AnswerSpec, ToolSpec
-from fairlead.structured.trials import GrammarTrials
-from fairlead.structured.vocabulary import token_vocabulary
-from fairlead.text.tokenizer import Tokenizer
+from fairlead.base.wire_formats.formats import configured
+from fairlead.language.structured.compiler import GrammarCompiler, compile_grammar
+from fairlead.language.structured.constraint import Constraint
+from fairlead.language.structured.grammar import JsonAnswer, answer_grammar
+from fairlead.language.structured.request import AnswerSpec, ToolSpec
+from fairlead.language.structured.trials import GrammarTrials
+from fairlead.language.structured.vocabulary import token_vocabulary
+from fairlead.language.text.tokenizer import Tokenizer
 from random_model import make
 
 STREAMS = 32

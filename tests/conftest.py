@@ -20,20 +20,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 TESTS = Path(__file__).parent
-# The mark of each folder; "unit" is that of all others.
+# The marks of folders; a test has that of the innermost, or "unit".
 MARKS = {
+    **dict.fromkeys(("clients", "e2e", "nodes", "peers", "settings"), "process"),
     **dict.fromkeys(
-        (
-            *("cli", "clients", "cluster", "e2e", "fleet", "nodes", "peers", "process", "roles", "settings"),
-            "worker",
-        ),
+        ("distributed/ray", "distributed/supervisor", "engine/worker", "router/fleet", "server/cli"),
         "process",
     ),
+    **dict.fromkeys(("nodes/http", "nodes/streams"), "unit"),
     "browser": "browser",
     **dict.fromkeys(("advisories", "fuzz", "simulation"), "fuzz"),
-    **dict.fromkeys(("cext", "engine", "models"), "kernels"),
+    **dict.fromkeys(("cext", "engine", "language/checkpoint"), "kernels"),
     "gpu": "gpu",
 }
+# Folders with a mark that have folders of unit tests.
+HOLD_UNITS = {folder for name in MARKS if MARKS[name] == "unit" for folder in (TESTS / name).parents}
 PATIENCE_S = 0.05  # of the virtual clock while a thread works
 UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 
@@ -86,7 +87,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     other = False
     if config.option.markexpr in UNIT_ONLY:
-        other = mark_of(collection_path) != "unit"
+        other = mark_of(collection_path) != "unit" and collection_path not in HOLD_UNITS
     elif config.option.markexpr == "alone" and collection_path.suffix == ".py":
         other = b"mark.alone" not in collection_path.read_bytes()
     return True if other else None
@@ -113,9 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def mark_of(path: Path) -> str:
-    """Return the mark of a test file's folder. Files beside the folders are unit tests."""
-    folder = path.relative_to(TESTS).parts[:1]
-    return MARKS.get("".join(folder), "unit")
+    """Return the mark of the innermost folder of a test that has one. All other tests are unit tests."""
+    inner = path.relative_to(TESTS)
+    names = (folder.as_posix() for folder in (inner, *inner.parents))
+    return next((MARKS[name] for name in names if name in MARKS), "unit")
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairlead.api import openapi
-from fairlead.api.route_table import ROUTES
-from fairlead.configfile.schema import schema
-from fairlead.configfile.table import tables
-from fairlead.http.multipart import FORM
-from fairlead.telemetry import metrics, vllm
-from fairlead.telemetry.grafana import dashboard
+from fairlead.base.formats.multipart import FORM
+from fairlead.generation.metrics import metrics, vllm
+from fairlead.generation.metrics.grafana import dashboard
+from fairlead.server.configfile.schema import schema
+from fairlead.server.configfile.table import tables
+from fairlead.server.routes import openapi
+from fairlead.server.routes.route_table import ROUTES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -42,8 +42,8 @@ def documents() -> dict[Path, str]:
     """Return the text that each generated file must have."""
     api = openapi.document(ROUTES)
     return {
-        PACKAGE / "config" / "schema.json": json.dumps(schema(), indent=1) + "\n",
-        PACKAGE / "telemetry" / "grafana.json": json.dumps(dashboard(), indent=1) + "\n",
+        PACKAGE / "base" / "config" / "schema.json": json.dumps(schema(), indent=1) + "\n",
+        PACKAGE / "generation" / "metrics" / "grafana.json": json.dumps(dashboard(), indent=1) + "\n",
         DOCS / "configuration.md": _filled("configuration.md", settings=tables()),
         DOCS / "http-api.md": _filled(
             "http-api.md", routes=_routes(api), fields=_fields(api), unserved=_unserved(api)

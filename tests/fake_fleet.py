@@ -6,15 +6,15 @@ from typing import Any
 
 import trio
 
-from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
-from fairlead.config.models import MOST_DIALECTS
-from fairlead.errors import FairleadError, FaultyModel, InvalidRequest
-from fairlead.fleet.catalog import ModelCatalog
-from fairlead.fleet.fleet import Fleet
-from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
-from fairlead.process.output import ProcessOutput
-from fairlead.requester import Requester
-from fairlead.text.model import TextModel
+from fairlead.base.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
+from fairlead.base.config.models import MOST_DIALECTS
+from fairlead.base.errors import FairleadError, FaultyModel, InvalidRequest
+from fairlead.base.requester import Requester
+from fairlead.language.text.model import TextModel
+from fairlead.nodes.processes.output import ProcessOutput
+from fairlead.router.fleet.catalog import ModelCatalog
+from fairlead.router.fleet.fleet import Fleet
+from fairlead.router.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 
 
 @dataclass

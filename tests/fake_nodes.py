@@ -7,12 +7,12 @@ from typing import Any
 
 import trio
 
-from fairlead.answer.sink import Sink
-from fairlead.errors import FairleadError
-from fairlead.grant import Grant
-from fairlead.job import Delta, Job, Sampling
+from fairlead.base.errors import FairleadError
+from fairlead.base.grant import Grant
+from fairlead.base.job import Delta, Job, Sampling
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
+from fairlead.nodes.streams.sink import Sink
 
 LIMITS = NodeLimits(seats=1, max_model_len=1000)
 

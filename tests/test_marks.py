@@ -17,5 +17,7 @@ def test_marks_are_declared_and_belong_to_folders_that_exist():
 
 def test_tests_get_the_mark_of_their_folder(request):
     assert mark_of(TESTS / "cext" / "test_slot_map.py") == "kernels"
-    assert mark_of(TESTS / "api" / "test_chat.py") == "unit"
+    assert mark_of(TESTS / "server" / "routes" / "test_chat.py") == "unit"
+    assert mark_of(TESTS / "nodes" / "test_remote_node.py") == "process"
+    assert mark_of(TESTS / "nodes" / "streams" / "test_relay.py") == "unit"
     assert request.node.get_closest_marker("unit") is not None

@@ -24,7 +24,7 @@ def test_workflow_runs_the_nightly_profile_and_keeps_its_database_as_an_artifact
     steps = workflow["jobs"]["explore"]["steps"]
     runs = [step["run"] for step in steps if "pytest" in step.get("run", "")]
     assert any("--hypothesis-profile nightly" in run for run in runs)
-    assert any("--nightly tests/text/test_as_transformers.py" in run for run in runs)
+    assert any("--nightly tests/language/text/test_as_transformers.py" in run for run in runs)
     kept = {step["uses"].partition("@")[0]: step for step in steps if step.get("if") == "always()"}
     assert set(kept) == {"actions/cache/save", "actions/upload-artifact"}
     assert {step["with"]["path"] for step in kept.values()} == {".hypothesis"}

@@ -8,21 +8,21 @@ from random import Random
 
 import pytest
 
-from configfile.conftest import ConfigFile
-from dispatch.recorded import RecordedEffects
 from e2e.real_server import START_S, configured, real_server
-from fairlead.config import ConfigError, NamedSwap, QueueConfig
-from fairlead.dispatch import schedulers
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.schedulers import SCHEDULERS, default_scheduler
-from fairlead.dispatch.scheduling import SchedulingOptions
-from fairlead.errors import LoadFailed, QueueFull
-from fairlead.gateway import spec_of
+from fairlead.base.config import ConfigError, NamedSwap, QueueConfig
+from fairlead.base.errors import LoadFailed, QueueFull
+from fairlead.base.registry import Registry
+from fairlead.generation.gateway import spec_of
 from fairlead.nodes.model_process import ProcessOptions, make_process
-from fairlead.registry import Registry
-from fairlead.swap.policies import POLICIES, policy_for
+from fairlead.router.dispatch import schedulers
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.schedulers import SCHEDULERS, default_scheduler
+from fairlead.router.dispatch.scheduling import SchedulingOptions
+from fairlead.router.swap.policies import POLICIES, policy_for
 from fake_nodes import LIMITS, job
-from fleet.running_fleet import engine, question, running_fleet, sleeper
+from router.dispatch.recorded import RecordedEffects
+from router.fleet.running_fleet import engine, question, running_fleet, sleeper
+from server.configfile.conftest import ConfigFile
 
 ENTRY_POINTS = """\
 [fairlead.schedulers]
@@ -34,9 +34,9 @@ default = acme:closed
 only = acme:Only
 """
 ACME = '''\
-from fairlead.dispatch.scheduler import Scheduler
-from fairlead.errors import QueueFull
-from fairlead.swap.policy import EvictionPolicy
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.base.errors import QueueFull
+from fairlead.router.swap.policy import EvictionPolicy
 
 
 class Closed(Scheduler):

@@ -1,6 +1,6 @@
 """Train the demonstration model that ships with Fairlead, from scratch, on two processor cores.
 
-    OMP_WAIT_POLICY=PASSIVE python bench/demo/train.py [--output src/fairlead/demo/fairlead-demo]
+    OMP_WAIT_POLICY=PASSIVE python bench/demo/train.py [--output src/fairlead/server/demo/fairlead-demo]
 
 On a busy machine passive waiting makes a step ten times as fast; on an idle one it makes little difference.
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("src/fairlead/demo/fairlead-demo"))
+    parser.add_argument("--output", type=Path, default=Path("src/fairlead/server/demo/fairlead-demo"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -21,7 +21,7 @@ from typing import Any
 
 import trio
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 from hostile_client.failing_node import failing_node
 from hostile_client.schemas import BOMBS, Schema, long_text
 from hostile_client.server import Server, serving_with

@@ -41,7 +41,7 @@ class Server:
         found = set()
         for pid in self._processes():
             with suppress(OSError):
-                if b"fairlead.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"fairlead.engine.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.add(pid)
         return found
 

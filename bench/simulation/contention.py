@@ -7,8 +7,8 @@ from itertools import islice
 from random import Random
 from typing import Literal, NamedTuple
 
-from fairlead.dispatch.estimates import MeanEstimate, retry_after_s
-from fairlead.errors import QueueFull
+from fairlead.base.errors import QueueFull
+from fairlead.router.dispatch.estimates import MeanEstimate, retry_after_s
 from simulation.clock import Clock
 from simulation.measures import percentile, share_refused, waits_s
 from simulation.simulated_server import SimulatedServer

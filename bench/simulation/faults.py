@@ -25,17 +25,17 @@ import trio
 import trio._core._run as trio_run
 from trio.testing import MockClock
 
-from fairlead.api.dialects.openai_chat import ChatDialect
-from fairlead.api.exchange import unwrap
-from fairlead.config import HealthConfig, NodeConfig, QueueConfig, TimeoutsConfig
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.errors import Cancelled, FairleadError, NodeFailed
-from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.gateway import ATTEMPTS, Gateway
-from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.base.config import HealthConfig, NodeConfig, QueueConfig, TimeoutsConfig
+from fairlead.base.errors import Cancelled, FairleadError, NodeFailed
+from fairlead.base.job import Delta, Job, Relay, Sampling
+from fairlead.base.requester import Requester
+from fairlead.dialects.openai.chat import ChatDialect
+from fairlead.generation.gateway import ATTEMPTS, Gateway
+from fairlead.generation.timeline import RequestTimeline
 from fairlead.nodes.remote_node import RemoteNode, remote_node
-from fairlead.request_timeline import RequestTimeline
-from fairlead.requester import Requester
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.fleet.node_registry import NodeRegistry
+from fairlead.server.routes.exchange import unwrap
 from simulation.remote_servers import RemoteServer, words_of
 
 NODES = 3
@@ -118,7 +118,7 @@ class _Round:
     # The round ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        with patch("fairlead.http.client.connect", self._connect):
+        with patch("fairlead.nodes.http.client.connect", self._connect):
             async with trio.open_nursery() as services:
                 async with self._open(services):
                     with trio.move_on_after(2 * TIMEOUT_S) as scope:

@@ -5,7 +5,7 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from fairlead.dispatch.estimates import (
+from fairlead.router.dispatch.estimates import (
     JobSize,
     MeanEstimate,
     QuantileEstimate,

@@ -17,15 +17,15 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
-from fairlead.config import QueueConfig
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.node_state import NodeState
-from fairlead.dispatch.ticket import Ticket, TicketState
-from fairlead.dispatch.wait_survey import WaitSurvey
-from fairlead.dispatch.waiter import SeatLoss, Waiter
-from fairlead.errors import FairleadError
+from fairlead.base.config import QueueConfig
+from fairlead.base.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.node_state import NodeState
+from fairlead.router.dispatch.ticket import Ticket, TicketState
+from fairlead.router.dispatch.wait_survey import WaitSurvey
+from fairlead.router.dispatch.waiter import SeatLoss, Waiter
 from simulation.clock import Clock
 
 SEATS = 8

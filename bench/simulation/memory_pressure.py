@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.base.job import Sampling
 from fairlead.engine.admission import Counts, Predictor
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import SampledTokens
-from fairlead.job import Sampling
 
 EOS = 2
 MOST_TOKENS = 2048

@@ -23,7 +23,7 @@ def words_of(request_id: str, salt: str, count: int) -> list[str]:
 
 
 class Wire:
-    """The client's end of a connection; implements `fairlead.http.links.Link`."""
+    """The client's end of a connection; implements `fairlead.nodes.http.links.Link`."""
 
     def __init__(self, server: "RemoteServer") -> None:
         self.is_open = True

@@ -9,14 +9,14 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from fairlead.dispatch.effects import PausedModel
-from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
-from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import LoadRequest, Ticket
-from fairlead.errors import FairleadError, QueueFull, QueueTimeout
+from fairlead.base.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.nodes.limits import NodeLimits
-from fairlead.swap.policy import SwapReason
+from fairlead.router.dispatch.effects import PausedModel
+from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.lengths import LengthPredictor, TokenWeights
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.router.dispatch.ticket import LoadRequest, Ticket
+from fairlead.router.swap.policy import SwapReason
 from simulation.clock import Clock
 from simulation.workload import MAX_TOKENS, Request, Speed
 

@@ -10,15 +10,15 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from fairlead.dispatch.effects import PausedModel
-from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.swaps import STARVATION_SHARE
-from fairlead.dispatch.ticket import LoadRequest, Ticket
-from fairlead.errors import FairleadError
+from fairlead.base.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
-from fairlead.swap.lru import LruPolicy
-from fairlead.swap.policy import SwapReason
+from fairlead.router.dispatch.effects import PausedModel
+from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.router.dispatch.swaps import STARVATION_SHARE
+from fairlead.router.dispatch.ticket import LoadRequest, Ticket
+from fairlead.router.swap.lru import LruPolicy
+from fairlead.router.swap.policy import SwapReason
 from simulation.clock import Clock
 
 BUSY, RARE = "busy", ("rare-1", "rare-2")

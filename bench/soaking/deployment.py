@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 from soaking.exchange import Client
 from soaking.vectors import save_vectors
 
@@ -148,7 +148,7 @@ class Deployment:
 
     def engine_children(self) -> list[int]:
         """Return the process ids of engine models."""
-        return [pid for pid, command in self.children().items() if "fairlead.worker.main" in command]
+        return [pid for pid, command in self.children().items() if "fairlead.engine.worker.main" in command]
 
     def signal_victims(self, number: signal.Signals) -> None:
         """Send a signal to every engine child except the steady one."""

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import trio
 
-from fairlead.app import serve
-from fairlead.configfile import read_config
-from fairlead.fleet.reload import ConfigSource
-from fairlead.telemetry import logs
-from fairlead.telemetry.request_log import RequestLog, open_request_log
+from fairlead.base.telemetry import logs
+from fairlead.generation.request_log import RequestLog, open_request_log
+from fairlead.router.fleet.reload import ConfigSource
+from fairlead.server.app import serve
+from fairlead.server.configfile import read_config
 
 REPORT_S = 1.0
 
@@ -34,17 +34,17 @@ class Announcer:
         self._descriptor = descriptor
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """See `fairlead.app.ServerObserver`."""
+        """See `fairlead.server.app.ServerObserver`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
-        """See `fairlead.app.ServerObserver`."""
+        """See `fairlead.server.app.ServerObserver`."""
         report(self._descriptor, url=url)
 
     def failed(self, model: str, reason: str) -> None:
-        """See `fairlead.app.ServerObserver`."""
+        """See `fairlead.server.app.ServerObserver`."""
 
     def stopping(self) -> None:
-        """See `fairlead.app.ServerObserver`."""
+        """See `fairlead.server.app.ServerObserver`."""
 
 
 def report(descriptor: int, **values: object) -> None:

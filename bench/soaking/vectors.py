@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD = 2, 48, 80, 4, 2, 16
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from fairlead.cli import main
+from fairlead.server.cli import main
 
 sys.exit(main())

@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from fairlead import messages
-from fairlead.config import demonstration_model
-from fairlead.worker.main import _load, serve
+from fairlead.base import messages
+from fairlead.base.config import demonstration_model
+from fairlead.engine.worker.main import _load, serve
 
 WEIGHTS = "model.safetensors"
 
@@ -55,7 +55,7 @@ def transformers_model(to: Path) -> Path:
     """Save a small model that runs in transformers. Imports transformers, which takes seconds."""
     import transformers
 
-    from models.tiny import SIZES, save
+    from engine.models.tiny import SIZES, save
 
     save(transformers.Olmo2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}), to)
     return to

@@ -12,9 +12,9 @@ import pytest
 import fairlead
 from advisories.target import Target
 from advisories.tries import tries
-from fairlead.structured.compiler import MOST_KEPT, GrammarCompiler
-from fairlead.structured.grammar import ChoiceAnswer, answer_grammar
-from structured.rendering import vocabulary
+from fairlead.language.structured.compiler import MOST_KEPT, GrammarCompiler
+from fairlead.language.structured.grammar import ChoiceAnswer, answer_grammar
+from language.structured.rendering import vocabulary
 
 SOURCE = Path(fairlead.__file__).parent
 REPOSITORY = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ PICKLES = {
     "multiprocessing",
 }
 CHANNELS = {"zmq", "grpc", "xmlrpc", "socketserver", "Pyro5", "rpyc", "ray", "mooncake", "nixl"}
-CLUSTER_PROGRAMS = {"cluster/launcher.py", "cluster/replica_actor.py"}
+CLUSTER_PROGRAMS = {"distributed/ray/launcher.py", "distributed/ray/replica_actor.py"}
 ARCHIVES = {"zipfile", "tarfile", "zipimport", "gzip", "bz2", "lzma", "zlib"}
 DATABASES = {"sqlite3", "sqlalchemy", "psycopg", "psycopg2", "prisma", "duckdb"}
 COMPILERS = {
@@ -212,7 +212,7 @@ def test_no_code_of_a_models_repository_is_trusted():
 @tries("CVE-2024-45436", "CVE-2024-7773", "CVE-2026-59820", "CVE-2024-12886")
 def test_no_archive_is_unpacked_and_only_bodies_are_decompressed_in_bounded_pieces():
     assert imported(ARCHIVES) == {"zlib": imported({"zlib"})["zlib"]}
-    assert imported({"zlib"})["zlib"].startswith("http/content_coding.py")
+    assert imported({"zlib"})["zlib"].startswith("base/formats/content_coding.py")
     assert not any(name.endswith(("unpack_archive", "extractall")) for name in calls())
 
 
@@ -223,9 +223,10 @@ def test_there_is_no_database():
 
 @tries("CVE-2025-29770", "CVE-2025-32381", "GHSA-hf3c-wxg2-49q9")
 def test_no_grammar_is_kept_without_a_bound():
-    # Only `structured/compiler.py` makes matchers of grammars; the other modules use those, or convert texts.
+    # Only `language/structured/compiler.py` makes matchers of grammars; the other modules use those, or
+    # convert texts.
     makers = {place.partition(":")[0] for place, _ in calls()["LLMatcher"]}
-    assert makers == {"structured/compiler.py"}
+    assert makers == {"language/structured/compiler.py"}
     assert imported(COMPILERS - {"llguidance"}) == {}
     compiler = GrammarCompiler(vocabulary("json").matching)
     for number in range(MOST_KEPT + 3):
@@ -269,7 +270,7 @@ def test_only_the_http_socket_listens(server: Target):
 
 
 @tries("CVE-2026-54232")
-@pytest.mark.parametrize("path", sorted(SOURCE.glob("deploy/Dockerfile*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(SOURCE.glob("server/deploy/Dockerfile*")), ids=lambda path: path.name)
 def test_no_package_can_come_from_an_unintended_index(path):
     assert re.search(r"--extra-index-url|unsafe-best-match|--find-links", path.read_text()) is None
     text = (REPOSITORY / "pyproject.toml").read_text()

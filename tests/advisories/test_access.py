@@ -7,11 +7,11 @@ import pytest
 from advisories.conftest import KEYS
 from advisories.target import CHAT, COMPLETIONS, HEAD, MODEL, Target, chat, completion
 from advisories.tries import tries, tries_each
-from fairlead.config import ApiKey, Config
-from fairlead.errors import InvalidApiKey
-from fairlead.http.headers import FirstHeaders
-from fairlead.tenancy import access
-from fairlead.tenancy.access import Authenticator, owner_of
+from fairlead.base.config import ApiKey, Config
+from fairlead.base.errors import InvalidApiKey
+from fairlead.base.formats.headers import FirstHeaders
+from fairlead.router.quotas import access
+from fairlead.router.quotas.access import Authenticator, owner_of
 
 LONG_PROMPT = "The owl and the fox went to sea " * 20
 NO_KEY = {"Authorization": ""}

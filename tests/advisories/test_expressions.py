@@ -39,7 +39,7 @@ TEXTS = {
 }
 FUNCTIONS = {"compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 HEADER_OF_SPACES = """
-from fairlead.http.response_parser import InvalidResponse, ResponseParser
+from fairlead.nodes.http.response_parser import InvalidResponse, ResponseParser
 try:
     ResponseParser().feed(b"HTTP/1.1 200 OK\\r\\na:" + b" " * 60_000 + b"\\x00\\r\\n\\r\\n")
 except InvalidResponse:

@@ -13,11 +13,11 @@ import torch
 
 from advisories.directories import change_json, demonstration_copy, refusal, transformers_model
 from advisories.tries import tries
-from fairlead.errors import LoadFailed
-from fairlead.models.loader import load_model
-from fairlead.text.model import TextModel
-from text.fake_hub import COMMIT, FakeHub
-from text.test_hub import find
+from fairlead.base.errors import LoadFailed
+from fairlead.engine.models.loader import load_model
+from fairlead.language.text.model import TextModel
+from language.text.fake_hub import COMMIT, FakeHub
+from language.text.test_hub import find
 
 REMOTE_CODE = (
     "CVE-2025-66448",  # vLLM

@@ -16,10 +16,10 @@ from advisories.directories import (
     write_torch_archive,
 )
 from advisories.tries import tries
-from fairlead.errors import LoadFailed
-from fairlead.models.loader import load_model
-from fairlead.text.hub import find_model
-from fairlead.text.model import TextModel
+from fairlead.base.errors import LoadFailed
+from fairlead.engine.models.loader import load_model
+from fairlead.language.text.hub import find_model
+from fairlead.language.text.model import TextModel
 
 GGUF = (
     "CVE-2024-21802",  # llama.cpp

@@ -4,8 +4,8 @@ import pytest
 
 from advisories.target import CHAT, Target, chat
 from advisories.tries import tries, tries_each
-from fairlead.errors import InvalidRequest
-from fairlead.text.chat_template import ChatTemplate
+from fairlead.base.errors import InvalidRequest
+from fairlead.language.text.chat_template import ChatTemplate
 
 SPECIAL_IDS = {0, 1, 2, 3, 4}  # of the demonstration model
 MESSAGES = [{"role": "user", "content": "hello"}]

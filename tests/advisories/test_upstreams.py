@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from advisories.tries import tries
-from fairlead.errors import NodeFailed
-from fairlead.http.client import Upstream
+from fairlead.base.errors import NodeFailed
+from fairlead.nodes.http.client import Upstream
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import CollectedDeltas, RecordingListener, generated, relayed_job
 

@@ -8,7 +8,7 @@ import pytest
 from browser.headless import expect, serious_violations, wait_until_live
 from browser.test_dashboard_scripted import HOSTILE
 from e2e.scripted_server import scripted_server
-from fairlead.job import CallPiece, Delta
+from fairlead.base.job import CallPiece, Delta
 
 HOSTILE_ARGUMENTS = {"city": HOSTILE, "days": [1, 2], "<b>": {"a": "<i>"}}
 

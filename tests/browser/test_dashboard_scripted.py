@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from api.conftest import FakeFleet
 from browser.headless import expect, serious_violations, wait_until_live
 from e2e.scripted_server import scripted_server
-from fairlead.config import ApiKey
-from fairlead.errors import LoadFailed, NodeFailed
-from fairlead.fleet.status import NodeStatus, RemoteDetails
-from fairlead.job import Delta
+from fairlead.base.config import ApiKey
+from fairlead.base.errors import LoadFailed, NodeFailed
+from fairlead.base.job import Delta
+from fairlead.router.fleet.status import NodeStatus, RemoteDetails
+from server.routes.conftest import FakeFleet
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter  # noqa: E402
 from clients.conftest import MODEL  # noqa: E402
 from clients.forms import QUESTION, GetWeather, Trip  # noqa: E402
 from e2e.real_server import RealServer, configured, real_server  # noqa: E402
-from fairlead.config import demonstration_model  # noqa: E402
+from fairlead.base.config import demonstration_model  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ASKED = {"model": MODEL, "messages": MESSAGES, "max_tokens": 20}

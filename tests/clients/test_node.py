@@ -14,7 +14,7 @@ import pytest
 
 from clients.conftest import MODEL
 from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 CASES = Path(__file__).parent / "node" / "cases.cjs"
 PACKAGES = {"openai": "openai", "anthropic": "@anthropic-ai/sdk", "ollama": "ollama"}

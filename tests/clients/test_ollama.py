@@ -12,14 +12,14 @@ pytest.importorskip("ollama", exc_type=ImportError)
 
 import ollama
 
-from api.conftest import client_of, small_model
-from api.raw_http import serving
-from api.test_embeddings import WIDTH, script
-from api.written_answers import HERMES, call, client_writing
 from clients.conftest import MODEL
 from clients.forms import QUESTION, Trip
 from e2e.real_server import RealServer, until
-from fairlead.text.embedding import EmbeddingSettings
+from fairlead.language.text.embedding import EmbeddingSettings
+from server.routes.conftest import client_of, small_model
+from server.routes.raw_http import serving
+from server.routes.test_embeddings import WIDTH, script
+from server.routes.written_answers import HERMES, call, client_writing
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 SHORT = {"num_predict": 8, "seed": 1, "temperature": 0}

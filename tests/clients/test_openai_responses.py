@@ -10,15 +10,15 @@ import pytest
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.types.responses import Response
 
-from api.conftest import client_of, small_model
-from api.raw_http import serving
-from api.typed_responses import TYPES, final_response
-from api.written_answers import HERMES, call, client_writing
 from clients.conftest import MODEL
 from clients.forms import QUESTION, GetWeather, Trip
 from e2e.real_server import RealServer
-from fairlead.errors import NodeFailed, QueueFull
-from fairlead.job import Delta
+from fairlead.base.errors import NodeFailed, QueueFull
+from fairlead.base.job import Delta
+from server.routes.conftest import client_of, small_model
+from server.routes.raw_http import serving
+from server.routes.typed_responses import TYPES, final_response
+from server.routes.written_answers import HERMES, call, client_writing
 
 ASK = {"model": MODEL, "input": "Count from 1 to 5.", "temperature": 0}
 WEATHER = pydantic_function_tool(GetWeather, name="get_weather")["function"] | {"type": "function"}

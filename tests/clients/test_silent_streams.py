@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from api.conftest import Step, client_of, small_model
-from api.raw_http import serving
-from fairlead.config import QueueConfig
-from fairlead.job import Delta, Job
+from fairlead.base.config import QueueConfig
+from fairlead.base.job import Delta, Job
+from server.routes.conftest import Step, client_of, small_model
+from server.routes.raw_http import serving
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 
 def own_copy(folder: Path, **changes: object) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 START_S = 90.0  # includes torch's first import from a cold disk on a loaded machine
 TIMEOUT_S = 60.0  # for anything else on such a machine

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from e2e.scripted_dialects import CALLS, END, LENGTH, STOP, Answer, Request, Tool
-from fairlead.structured.grammar import ReasoningState
-from fairlead.structured.parser import AnswerParser
-from fairlead.structured.pieces import CallArguments, CallBegin, Content, Reasoning
-from structured.rendering import (
+from fairlead.language.structured.grammar import ReasoningState
+from fairlead.language.structured.parser import AnswerParser
+from fairlead.language.structured.pieces import CallArguments, CallBegin, Content, Reasoning
+from language.structured.rendering import (
     SINGLE,
     WIRE_FORMATS,
     Call,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import message_events
+from server.routes import message_events
 
 
 class Tool(NamedTuple):

@@ -27,19 +27,19 @@ import torch
 import trio
 from tokenizers import Tokenizer as Library
 
-from fairlead import messages
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead.app import serve
-from fairlead.config import Config, ModelConfig
+from fairlead.base import messages
+from fairlead.base.config import Config, ModelConfig
+from fairlead.base.frames import FrameSocket, PeerGone
 from fairlead.engine.inputs import Inputs
 from fairlead.engine.loading import LoadedModel
 from fairlead.engine.runner import ModelRunner
-from fairlead.frames import FrameSocket, PeerGone
-from fairlead.process.child import Child
-from fairlead.worker import main, shared_channel
-from fairlead.worker.client import Worker
-from fairlead.worker.shared_channel import ParentSocket, SharedChannel
-from text.model_folders import CONFIG, NO_TENSORS
+from fairlead.engine.worker import main, shared_channel
+from fairlead.engine.worker.shared_channel import ParentSocket, SharedChannel
+from fairlead.nodes.engines.client import Worker
+from fairlead.nodes.processes.child import Child
+from fairlead.server.app import serve
+from language.text.model_folders import CONFIG, NO_TENSORS
 
 MAX_MODEL_LEN = 4096
 SLOTS = 24

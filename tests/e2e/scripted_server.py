@@ -9,16 +9,16 @@ from typing import Any
 
 import trio
 
-from api.conftest import FakeGateway, Script, hello_world
-from fairlead.api.routes import Application
-from fairlead.api.services import Services
-from fairlead.config import ApiKey, Config, ModelConfig
-from fairlead.http.listener import bind, serve_http
-from fairlead.job_metrics import JobMetrics, JobStatistics
-from fairlead.text.model import TextModel
+from fairlead.base.config import ApiKey, Config, ModelConfig
+from fairlead.generation.metrics.job_metrics import JobMetrics, JobStatistics
+from fairlead.generation.services import Services
+from fairlead.language.text.model import TextModel
+from fairlead.server.listener.listener import bind, serve_http
+from fairlead.server.routes.routes import Application
 from fake_fleet import FakeFleet
+from server.routes.conftest import FakeGateway, Script, hello_world
 
-DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "demo" / "fairlead-demo"
+DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "server" / "demo" / "fairlead-demo"
 
 
 class Gateway(FakeGateway):

@@ -13,7 +13,7 @@ from pathlib import Path
 from e2e.real_server import START_S, TIMEOUT_S, RealServer
 
 RUNNING = re.compile(r"Running on (http://\S+)")
-ENGINE = b"fairlead.worker.main"
+ENGINE = b"fairlead.engine.worker.main"
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "asgi.md"
 
 

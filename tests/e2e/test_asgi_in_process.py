@@ -11,8 +11,8 @@ import trio
 from e2e.own_copy import own_copy
 from e2e.slow_motion import stopped
 from e2e.stock_server import documented
-from fairlead.asgi import create_app
-from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.base.config import Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.server.asgi import create_app
 
 MODEL = "fairlead-demo"
 CARD = ModelConfig(path=demonstration_model(), name=MODEL, preload=True, slots=1, watchdog_s=3600)

@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from e2e.real_server import RealServer, real_server
-from fairlead.config import demonstration_model
-from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, save_modules
-from models.tiny import SIZES
+from engine.models.tiny import SIZES
+from fairlead.base.config import demonstration_model
+from language.checkpoint.test_pooling import NORMALIZE, POOLING, TRANSFORMER, save_modules
 
 QUERY = "How do I count?"
 TEXTS = ["Count from 1 to 5.", "a", "the quick brown fox " * 20, "Fairlead is a server."]

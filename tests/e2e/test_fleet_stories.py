@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
-from fleet.running_fleet import STUB
 from nodes.stub_server import text
+from router.fleet.running_fleet import STUB
 
 NODES = ("a", "b", "c")
 CAPACITY = 2

@@ -13,8 +13,8 @@ import threading
 import httpx
 import pytest
 
+from distributed.ipc.test_connection import make_certificate
 from e2e.real_server import TIMEOUT_S, real_server, until
-from link.test_connection import make_certificate
 
 KEY = "a key that only these processes have"
 MODEL = "fairlead-demo"

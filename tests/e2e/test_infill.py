@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from e2e.real_server import RealServer, real_server
-from fairlead.config import demonstration_model
-from models.tiny import SIZES
+from engine.models.tiny import SIZES
+from fairlead.base.config import demonstration_model
 
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 PROMPT, SUFFIX = "Count from <|fim_middle|>", "to five."

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from e2e.real_server import RealServer, real_server
-from fairlead.config import demonstration_model
-from models.tiny import SIZES
+from engine.models.tiny import SIZES
+from fairlead.base.config import demonstration_model
 
 MODEL = "scored"
 PAIRS = [

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from e2e.real_server import RealServer, real_server, until
-from fairlead.config import demonstration_model
-from fleet.running_fleet import STUB, free_port
+from fairlead.base.config import demonstration_model
 from nodes.echo_server import BIG
+from router.fleet.running_fleet import STUB, free_port
 
 ECHO = f"{sys.executable} -I {Path(__file__).parents[1] / 'nodes' / 'echo_server.py'} ${{PORT}}"
 KEY = {"Authorization": "Bearer sk-all"}

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from e2e.real_server import TIMEOUT_S, configured, until
-from fleet.running_fleet import free_port
+from router.fleet.running_fleet import free_port
 
 MODEL = {"model": "fairlead-demo"}
 ASK = MODEL | {"prompt": "Count", "max_tokens": 2}
@@ -35,7 +35,7 @@ class Loading:
             with suppress(OSError):
                 parent = int(status.read_text().rpartition(")")[2].split()[1])
                 command = (status.parent / "cmdline").read_bytes()
-                if parent == self.process.pid and b"fairlead.worker.main" in command:
+                if parent == self.process.pid and b"fairlead.engine.worker.main" in command:
                     self.child = int(status.parent.name)
         return bool(self.child)
 

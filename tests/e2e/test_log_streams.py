@@ -256,11 +256,11 @@ def test_server_that_cannot_start_reports_the_reason_in_json(tmp_path, quick_ser
 
 CRASH = """
 import sys
-import fairlead.app
-from fairlead.cli import main
+import fairlead.server.app
+from fairlead.server.cli import main
 async def serve(*_, **__):
     raise ZeroDivisionError("a bug")
-fairlead.app.serve = serve
+fairlead.server.app.serve = serve
 sys.exit(main(["serve", *sys.argv[1:]]))
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.real_server import RealServer, configured, real_server, until
 from e2e.test_failover import Stream
-from worker.children import is_running
+from engine.worker.children import is_running
 
 pytestmark = pytest.mark.slow
 SEEDED = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 40, "ignore_eos": True, "seed": 7}

@@ -13,7 +13,7 @@ import pytest
 
 from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from e2e.slow_motion import slowed
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 STREAMS = 50
 UNCHANGED, REMOVED, ADDED = "sk-staying", "sk-leaving", "sk-coming"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from api.typed_responses import RESPONSES, final_response, without_times
 from e2e.own_copy import own_copy
 from e2e.real_server import configured, real_server
 from e2e.test_failover import CONTEXT, NUMBERS, Stream, struck_midway, wait_until_ready
+from server.routes.typed_responses import RESPONSES, final_response, without_times
 
 LONG = {"model": "fairlead-demo", "input": "Count", "max_output_tokens": 450, "ignore_eos": True}
 FUNCTION = {"type": "function", "name": "add", "parameters": NUMBERS, "strict": True}

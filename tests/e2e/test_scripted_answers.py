@@ -17,12 +17,12 @@ import trio
 from e2e.scripted_cases import Case, Writer, cases
 from e2e.scripted_dialects import DIALECTS, LENGTH, Answer, Dialect, Request, Tool
 from e2e.scripted_model import SLOTS, Scripts, serving, write_folder
-from fairlead.job import CallPiece
-from fairlead.structured.mark import Mark
-from structured import bfcl
-from structured.bfcl_counts import ordered, unusual
-from structured.families import FAMILIES, Family
-from structured.rendering import SINGLE, WIRE_FORMATS, vocabulary
+from fairlead.base.job import CallPiece
+from fairlead.language.structured.mark import Mark
+from language.structured import bfcl
+from language.structured.bfcl_counts import ordered, unusual
+from language.structured.families import FAMILIES, Family
+from language.structured.rendering import SINGLE, WIRE_FORMATS, vocabulary
 
 # A model of each wire format. The prompts of two of them open the reasoning.
 SERVED = {
@@ -215,7 +215,7 @@ async def answers_of_family(tmp_path: Path, family: str, forms: Forms) -> list[R
 async def test_calls_of_the_leaderboard_arrive(tmp_path, family):
     """Some of those that `structured/test_bfcl.py` writes, parses and allows in every wire format."""
     if not bfcl.is_present():
-        pytest.skip("run `python tests/structured/bfcl.py`")
+        pytest.skip("run `python tests/language/structured/bfcl.py`")
     served = SERVED[family]
     writer = Writer(served.format, served.states[0][1])
 
@@ -258,25 +258,33 @@ def forget_the_arguments(calls: list[CallPiece], piece: CallPiece) -> None:
 # What is replaced by a mistake, and the cases that must show it.
 MUTANTS = {
     "stop string is not held back": (
-        "fairlead.text.stops.StopStrings._safe_chars",
+        "fairlead.language.text.stops.StopStrings._safe_chars",
         lambda _stops, text: len(text),
         "stop string",
     ),
-    "mark is not held back": ("fairlead.structured.mark.Mark.find", find_only_whole_marks, "reasoning"),
-    "part of a character is decoded": ("fairlead.text.detokenizer._Bytes.push", decode_each_piece, "text"),
-    "arguments are forgotten": ("fairlead.job.add_piece", forget_the_arguments, "call"),
+    "mark is not held back": (
+        "fairlead.language.structured.mark.Mark.find",
+        find_only_whole_marks,
+        "reasoning",
+    ),
+    "part of a character is decoded": (
+        "fairlead.language.text.detokenizer._Bytes.push",
+        decode_each_piece,
+        "text",
+    ),
+    "arguments are forgotten": ("fairlead.base.job.add_piece", forget_the_arguments, "call"),
     "mask is ignored": (
-        "fairlead.structured.constraint.Constraint.fill",
+        "fairlead.language.structured.constraint.Constraint.fill",
         lambda _constraint, mask: mask.fill(0xFFFF_FFFF),
         "form that the model does not write",
     ),
     "calls are not checked": (
-        "fairlead.structured.request.AnswerSpec._body",
+        "fairlead.language.structured.request.AnswerSpec._body",
         lambda _spec: None,
         "damaged call",
     ),
     "call does not end the answer as one": (
-        "fairlead.structured.parser.AnswerParser.calls",
+        "fairlead.language.structured.parser.AnswerParser.calls",
         property(lambda _parser: 0),
         "call",
     ),

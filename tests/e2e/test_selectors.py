@@ -14,9 +14,9 @@ import httpx
 import pytest
 import yaml
 
-from configfile.test_llama_swap_example import ENVIRONMENT, FILE
 from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
-from fleet.running_fleet import STUB, free_port
+from router.fleet.running_fleet import STUB, free_port
+from server.configfile.test_llama_swap_example import ENVIRONMENT, FILE
 
 KEY = {"Authorization": "Bearer sk-hunter2"}
 COMMAND = " ".join((*STUB, "${PORT}"))

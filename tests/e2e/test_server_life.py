@@ -14,13 +14,13 @@ import pytest
 from e2e.own_copy import own_copy
 from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server, until
 from e2e.slow_motion import stopped
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 LONG = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 450, "ignore_eos": True, "temperature": 0}
 
 
 def test_importing_the_application_imports_no_torch():
-    check = "import fairlead.app, sys; assert 'torch' not in sys.modules"
+    check = "import fairlead.server.app, sys; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from e2e.slow_motion import stopped
-from fairlead import app
-from fairlead.config import Config, ModelConfig, demonstration_model
-from fairlead.fleet.fleet import Fleet
+from fairlead.base.config import Config, ModelConfig, demonstration_model
+from fairlead.router.fleet.fleet import Fleet
+from fairlead.server import app
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ async def until(client: httpx.AsyncClient, path: str, status: int) -> httpx.Resp
 
 async def test_health_is_503_while_a_model_is_stuck(monkeypatch):
     # A stopped process does not act on SIGTERM: with this wait it is stuck until the checks are done.
-    monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 3600)
+    monkeypatch.setattr("fairlead.nodes.engines.client.END_WAIT_S", 3600)
     ask = {"model": "m", "prompt": "one two", "max_tokens": 8, "temperature": 0}
     async with server(monkeypatch, watchdog_s=4) as (client, pid):
         assert (await client.get("/health")).status_code == 200

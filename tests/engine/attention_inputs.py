@@ -7,11 +7,11 @@ import torch
 
 pytest.importorskip("triton", reason="there is no Triton here")
 
+from engine.models.tiny import SHAPE
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
 from fairlead.engine.inputs import Inputs
 from fairlead.engine.paged_attention import DeviceAttention, Rows
-from models.tiny import SHAPE
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

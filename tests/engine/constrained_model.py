@@ -9,18 +9,18 @@ import msgspec
 
 from engine.fake_model import Loop
 from engine.test_soak import engine_over
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
+from fairlead.base.job import Sampling
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine.loading import load_runner
 from fairlead.engine.runner import ModelRunner
 from fairlead.engine.slow_masks import SlowMasks
-from fairlead.job import Sampling
-from fairlead.messages import WorkerSpec
-from fairlead.structured.compiler import GrammarCompiler
-from fairlead.structured.grammar import JsonAnswer, answer_grammar
-from fairlead.structured.vocabulary import token_vocabulary
-from fairlead.text.model import TextModel
-from fairlead.text.tokenizer import Tokenizer
-from structured.schemas import schema_of
+from fairlead.language.structured.compiler import GrammarCompiler
+from fairlead.language.structured.grammar import JsonAnswer, answer_grammar
+from fairlead.language.structured.vocabulary import token_vocabulary
+from fairlead.language.text.model import TextModel
+from fairlead.language.text.tokenizer import Tokenizer
+from language.structured.schemas import schema_of
 
 FOLDER = demonstration_model()
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.base.job import Sampling
+from fairlead.base.messages import Output
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import Outcome, PendingStep, Runner, SampledTokens
-from fairlead.job import Sampling
-from fairlead.messages import Output
 
 VOCABULARY = 13
 EOS = 0

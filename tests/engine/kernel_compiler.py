@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fairlead.engine import device_kernels, paged_attention_kernels
-from fairlead.models.quantization import float8_kernels
+from fairlead.engine.models.quantization import float8_kernels
 
 POINTERS = {
     torch.bfloat16: "*bf16",

@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import torch
 
+from engine.models.tiny import SHAPE
 from fairlead.engine import device_sampling
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers
+from fairlead.engine.models.layers import HeadRMSNorm, OffsetRMSNorm, RMSNorm
+from fairlead.engine.models.quantization import float8_kernels
 from fairlead.engine.paged_attention import DeviceAttention, Rows
-from fairlead.models.layers import HeadRMSNorm, OffsetRMSNorm, RMSNorm
-from fairlead.models.quantization import float8_kernels
-from models.tiny import SHAPE
 
 META = torch.device("meta")
 # heads, KV heads, channels, window, cap, dtype

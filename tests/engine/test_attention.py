@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.models.tiny import SHAPE
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
 from fairlead.engine.inputs import Inputs
-from models.tiny import SHAPE
 
 BLOCK_SIZE = 4
 BLOCKS = 120

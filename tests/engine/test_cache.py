@@ -9,9 +9,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.models.tiny import SHAPE
 from fairlead.engine.cache import KVCache, bytes_per_token
 from fairlead.engine.device_memory import split_blocks
-from models.tiny import SHAPE
 
 CPU = torch.device("cpu")
 

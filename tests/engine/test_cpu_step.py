@@ -7,16 +7,16 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.models.tiny import SIZES, Driver, generate, load, prompt_of, save
+from fairlead.base.errors import LoadFailed
+from fairlead.base.job import Sampling
 from fairlead.engine.cpu_step import CpuStep, refusal, variants
 from fairlead.engine.inputs import Inputs
+from fairlead.engine.models.weights import Weights
 from fairlead.engine.runner import ModelRunner
-from fairlead.errors import LoadFailed
-from fairlead.job import Sampling
-from fairlead.models.checkpoint import open_checkpoint
-from fairlead.models.config import CheckpointConfig
-from fairlead.models.registry import read_built_in
-from fairlead.models.weights import Weights
-from models.tiny import SIZES, Driver, generate, load, prompt_of, save
+from fairlead.language.checkpoint.checkpoint import open_checkpoint
+from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.registry import read_built_in
 
 LONG = {"rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONG}

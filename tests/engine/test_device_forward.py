@@ -10,16 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.interpreted import Noted, interpreted
+from engine.models.rank_threads import on_ranks
+from engine.models.tiny import SIZES, Driver, Kept, prompt_of, save
+from fairlead.base.job import Sampling
 from fairlead.engine import torch_loading
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.loading import LoadedModel
+from fairlead.engine.models.loader import load_model
 from fairlead.engine.runner import ModelRunner
-from fairlead.job import Sampling
-from fairlead.models.loader import load_model
-from models.rank_threads import on_ranks
-from models.tiny import SIZES, Driver, Kept, prompt_of, save
 
 pytestmark = interpreted
 CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fairlead.base.errors import LoadFailed
 from fairlead.engine.device_memory import cache_bytes, share_bytes
-from fairlead.errors import LoadFailed
 
 MIB = 1024 * 1024
 

@@ -14,12 +14,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.models.tiny import SIZES, VOCABULARY, load, prompt_of
+from fairlead.base.job import Sampling
 from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.engine import Engine
-from fairlead.job import Sampling
-from fairlead.models.quantization.none import UnquantizedLinear
-from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, save_modules
-from models.tiny import SIZES, VOCABULARY, load, prompt_of
+from fairlead.engine.models.quantization.none import UnquantizedLinear
+from language.checkpoint.test_pooling import NORMALIZE, POOLING, TRANSFORMER, save_modules
 
 NAN_TOKEN = 7
 LENGTHS = (1, 1, 2, 3, 15, 16, 17, 33, 58, 59, 64, 100, 117, 200)  # around block, window and chunk sizes

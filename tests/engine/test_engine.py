@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
+from fairlead.base.job import Sampling, TokenLogprob
+from fairlead.base.messages import EngineStatistics, Output
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import Outcome, SampledTokens
-from fairlead.job import Sampling, TokenLogprob
-from fairlead.messages import EngineStatistics, Output
 
 PROMPT = [3, 1, 4]
 GREEDY = Sampling(max_tokens=5, ignore_eos=True)

@@ -23,14 +23,14 @@ from hypothesis.stateful import (
 
 from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead._cext.blockpool import OutOfBlocks
+from fairlead.base.job import Sampling
+from fairlead.base.messages import Output
 from fairlead.engine.engine import Engine
 from fairlead.engine.live_sequences import LiveSequences
 from fairlead.engine.memory import Memory, Prefix
 from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import MOST_PREEMPTIONS, SequenceStatus
-from fairlead.job import Sampling
-from fairlead.messages import Output
 from first_failure import until_first_failure
 
 BLOCK_SIZE = 4

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.base.job import Sampling
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import SampledTokens
-from fairlead.job import Sampling
 
 BLOCK_SIZE = 4
 ANYTHING = Sampling(max_tokens=7, temperature=0.3)

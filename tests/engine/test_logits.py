@@ -14,14 +14,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.models.tiny import state_of
 from fairlead._cext.inputbatch import InputBatch
+from fairlead.base.job import Sampling
 from fairlead.engine.sampling import logits_processors
 from fairlead.engine.sampling.logits_processors import SampledRows
 from fairlead.engine.sampling.sampler import Sampler
 from fairlead.engine.sampling.token_counts import TokenCounts
-from fairlead.job import Sampling
 from first_failure import until_first_failure
-from models.tiny import state_of
 
 VOCABULARY = 12
 SLOTS = 3

@@ -3,8 +3,8 @@
 import pytest
 
 from engine.fake_model import FakeRunner, Loop, answer
+from fairlead.base.job import Sampling
 from fairlead.engine.engine import Engine
-from fairlead.job import Sampling
 
 VOCABULARY = 13
 WINDOWS = [(None,), (None, 100), (100,)]

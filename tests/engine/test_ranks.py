@@ -9,19 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.models.tiny import Driver, generate, prompt_of
+from fairlead.base.job import Sampling
 from fairlead.engine.loading import LoadedModel
-from fairlead.engine.ranks import (
-    Follower,
-    FromRankZero,
-    LeadingForward,
-    Membership,
-    ReceivedTables,
-    RunStep,
-)
+from fairlead.engine.models.parallel import Ranks
+from fairlead.engine.ranks import Follower, FromRankZero, LeadingForward, Membership, ReceivedTables, RunStep
 from fairlead.engine.runner import ModelRunner
-from fairlead.job import Sampling
-from fairlead.models.parallel import Ranks
-from models.tiny import Driver, generate, prompt_of
 
 BLOCK, LONGEST, VOCABULARY = 16, 128, 320
 WINDOWS = (None, 30)

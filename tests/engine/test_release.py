@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.tiny import Driver, generate, load, prompt_of, save
 from engine.test_cpu_step import CONFIGS, GREEDY
+from fairlead.base.job import Sampling
 from fairlead.engine.cpu_step import CpuStep
-from fairlead.job import Sampling
-from models.tiny import Driver, generate, load, prompt_of, save
 
 CACHE_BYTES = 32 << 20
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)

@@ -7,13 +7,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.models.tiny import SHAPE, SIZES, VOCABULARY, Driver, generate, load, prompt_of, save
+from fairlead.base.errors import LoadFailed
+from fairlead.base.job import Sampling
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine import threads
 from fairlead.engine.cpu_step import CpuStep, variants
 from fairlead.engine.loading import load_runner
-from fairlead.errors import LoadFailed
-from fairlead.job import Sampling
-from fairlead.messages import WorkerSpec
-from models.tiny import SHAPE, SIZES, VOCABULARY, Driver, generate, load, prompt_of, save
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
 TOKEN_BYTES = 2 * SHAPE.layers * SHAPE.kv_heads * 32 * 4  # the compiled step pads heads of 16 to 32

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.models.tiny import SampledToken, state_of
 from fairlead._cext.inputbatch import InputBatch
+from fairlead.base.job import Sampling
 from fairlead.engine.sampling.logits_processors import SampledRows
 from fairlead.engine.sampling.row_parameters import RowParameters, uniforms
 from fairlead.engine.sampling.sampler import Sampler, choose
 from fairlead.engine.sampling.torch_sampler import _inverse, _top
-from fairlead.job import Sampling
-from models.tiny import SampledToken, state_of
 
 VOCABULARY = 24
 EOS = (2, 9)

@@ -8,15 +8,15 @@ import pytest
 import torch
 import transformers
 
+from engine.models.tiny import SIZES, load, prompt_of, save
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.api.dialects.fields import SamplingParameters
+from fairlead.base.job import Sampling
+from fairlead.dialects.fields import SamplingParameters
 from fairlead.engine.request_validator import RequestValidator
 from fairlead.engine.sampling import logits_processors, parameters
 from fairlead.engine.sampling.logits_processors import LogitsProcessor, SampledRows, keep_by_slot
 from fairlead.engine.sampling.parameters import PARAMETERS, ParameterTable, SamplingParameter
 from fairlead.engine.sampling.sampler import Sampler
-from fairlead.job import Sampling
-from models.tiny import SIZES, load, prompt_of, save
 
 
 def test_wire_form_has_the_declared_names_types_and_defaults():

@@ -7,12 +7,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.models import tiny
+from engine.models.tiny import SIZES, prompt_of
 from engine.test_embedder import LENGTHS, embedded, embedder
-from fairlead.errors import LoadFailed
-from fairlead.models.loader import load_model
-from fairlead.models.quantization.none import UnquantizedLinear
-from models import tiny
-from models.tiny import SIZES, prompt_of
+from fairlead.base.errors import LoadFailed
+from fairlead.engine.models.loader import load_model
+from fairlead.engine.models.quantization.none import UnquantizedLinear
 
 ONE = {"num_labels": 1}
 CONFIGS = {

@@ -7,8 +7,8 @@ import pytest
 
 from engine.constrained_model import Constrained, grammar_of
 from fairlead.engine.slow_masks import SlowMasks
-from fairlead.structured.constraint import Constraint
-from structured.schemas import schema_of
+from fairlead.language.structured.constraint import Constraint
+from language.structured.schemas import schema_of
 
 WAIT_S = 20
 

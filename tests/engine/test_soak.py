@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 from tokenizers import Tokenizer
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
+from fairlead.base.job import Sampling
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine.engine import Engine
 from fairlead.engine.loading import load_runner
-from fairlead.job import Sampling
-from fairlead.messages import WorkerSpec
 
 SEQUENCES = 24
 NOTHING = [-1]  # equals no output

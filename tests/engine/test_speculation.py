@@ -5,11 +5,11 @@ import random
 import pytest
 import transformers
 
+from engine.models.tiny import SIZES, save
+from fairlead.base.job import Sampling
+from fairlead.base.messages import EngineStatistics, Speculation, StepOutputs, WorkerSpec
 from fairlead.engine.engine import Engine
 from fairlead.engine.loading import load_runner
-from fairlead.job import Sampling
-from fairlead.messages import EngineStatistics, Speculation, StepOutputs, WorkerSpec
-from models.tiny import SIZES, save
 
 VOCABULARY, EOS = SIZES["vocab_size"], (3,)
 # A small model of random weights soon repeats itself, and so its drafts are often right.

@@ -8,15 +8,15 @@ import torch
 import transformers
 
 from engine.interpreted import interpreted, note_launches
+from engine.models.tiny import SIZES, save
 from fairlead._cext.cpustep import variants
 from fairlead._cext.inputbatch import InputBatch, SequenceState
 from fairlead.engine.backend import staging
 from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import CpuStep
 from fairlead.engine.forward import TorchForward
-from fairlead.models.loader import load_model, read_source
-from fairlead.models.quantization.none import UnquantizedLinear
-from models.tiny import SIZES, save
+from fairlead.engine.models.loader import load_model, read_source
+from fairlead.engine.models.quantization.none import UnquantizedLinear
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, TOKENS, SLOTS, BLOCKS = 16, 16, 1, 8

@@ -12,14 +12,14 @@ from engine.constrained_model import Constrained, grammar_of, prompt_of, tokeniz
 from engine.fake_model import EOS, VOCABULARY, FakeRunner
 from engine.fake_model import Loop as FakeLoop
 from engine.test_engine_machine import BlindPredictor
+from fairlead.base.job import ReasoningLimit, Sampling
+from fairlead.base.messages import Output
 from fairlead.engine.engine import Engine
 from fairlead.engine.sequence import SequenceStatus
-from fairlead.job import ReasoningLimit, Sampling
-from fairlead.messages import Output
-from fairlead.structured import compiler as compilers
-from fairlead.structured.grammar import ChoiceAnswer, LarkAnswer, RegexAnswer, answer_grammar
-from structured.schemas import schema_of
-from structured.words import few_states
+from fairlead.language.structured import compiler as compilers
+from fairlead.language.structured.grammar import ChoiceAnswer, LarkAnswer, RegexAnswer, answer_grammar
+from language.structured.schemas import schema_of
+from language.structured.words import few_states
 
 LONG_PROMPT = "Tell me about queues, seats, slots and blocks, in all detail. " * 8
 YES_OR_NO = answer_grammar(ChoiceAnswer(["yes", "no"]))

@@ -19,13 +19,13 @@ import trio._core._run as trio_run
 import trio.testing
 from structlog.testing import capture_logs
 
-from fairlead.answer.attempt import retry_sink
-from fairlead.answer.sink import Sink
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.fullness import LONGEST_PAUSE_S
-from fairlead.dispatch.ticket import Ticket
-from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
-from fairlead.gateway import ATTEMPTS, spec_of
+from fairlead.base.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
+from fairlead.generation.gateway import ATTEMPTS, spec_of
+from fairlead.nodes.streams.attempt import retry_sink
+from fairlead.nodes.streams.sink import Sink
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.fullness import LONGEST_PAUSE_S
+from fairlead.router.dispatch.ticket import Ticket
 from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import ClientPlan, Plan
 from fuzz.simulated_system import SimulatedSystem
@@ -117,7 +117,11 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
     done = Run(plan, strikes)
     striker = Striker(strikes, traced=traced)
     scenario = partial(_scenario, done, striker, parts)
-    with _deterministic(plan.seed), patch("fairlead.gateway.retry_sink", parts.retry_sink), capture_logs():
+    with (
+        _deterministic(plan.seed),
+        patch("fairlead.generation.gateway.retry_sink", parts.retry_sink),
+        capture_logs(),
+    ):
         try:
             trio.run(scenario, clock=striker.clock, instruments=[striker], strict_exception_groups=True)
         except Exception as error:  # noqa: BLE001  # a mutant or a bug may raise anything
@@ -225,7 +229,7 @@ def _tickets(owner: object, counted: set[int]) -> int:
     containers = [value for value in values if isinstance(value, dict | set | list | deque)]
     items = [item for container in containers for item in container]
     items += [item for container in containers if isinstance(container, dict) for item in container.values()]
-    ours = [value for value in values if type(value).__module__.startswith("fairlead.dispatch.")]
+    ours = [value for value in values if type(value).__module__.startswith("fairlead.router.dispatch.")]
     parts = [value for value in ours if hasattr(value, "__dict__")]
     found = sum(isinstance(item, Ticket) for item in items)
     return found + sum(_tickets(part, counted) for part in parts if id(part) not in counted)

@@ -5,14 +5,14 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from fairlead.answer.sink import Sink
-from fairlead.dispatch.scheduling import JobScheduler
-from fairlead.errors import LoadFailed, NodeFailed, NodeFull
-from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.gateway import ATTEMPTS
-from fairlead.grant import Grant
-from fairlead.job import Delta, Job
+from fairlead.base.errors import LoadFailed, NodeFailed, NodeFull
+from fairlead.base.grant import Grant
+from fairlead.base.job import Delta, Job
+from fairlead.generation.gateway import ATTEMPTS
 from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.streams.sink import Sink
+from fairlead.router.dispatch.scheduling import JobScheduler
+from fairlead.router.fleet.node_registry import NodeRegistry
 from fuzz.plan import OTHER_MODEL, ClientPlan, Plan
 
 

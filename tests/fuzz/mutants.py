@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import trio
 
-from fairlead.answer.attempt import retry_sink
-from fairlead.answer.deltas import Deltas
-from fairlead.answer.sink import Sink
-from fairlead.dispatch.dispatcher import Dispatcher, Seat
-from fairlead.dispatch.effects import PausedModel
-from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.ticket import Ticket
-from fairlead.dispatch.waiter import SeatLoss, Waiter, WaitingTask
-from fairlead.errors import FairleadError
+from fairlead.base.errors import FairleadError
+from fairlead.base.upstream_events import UpstreamReader
 from fairlead.nodes.limits import NodeLimits
-from fairlead.upstream_events import UpstreamReader
+from fairlead.nodes.streams.attempt import retry_sink
+from fairlead.nodes.streams.deltas import Deltas
+from fairlead.nodes.streams.sink import Sink
+from fairlead.router.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.router.dispatch.effects import PausedModel
+from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.dispatch.waiter import SeatLoss, Waiter, WaitingTask
 from fuzz.cancellation import Parts
 from fuzz.crashing_node import CrashingNode
 

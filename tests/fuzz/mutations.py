@@ -2,8 +2,8 @@
 
 from random import Random
 
-from api.raw_http import get, post
 from hostile_client.spoiling import spoiled
+from server.routes.raw_http import get, post
 
 REQUESTS = (
     get(),

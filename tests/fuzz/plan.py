@@ -6,8 +6,8 @@ Times are small whole seconds, so that arrivals, answers and deadlines often fal
 from dataclasses import dataclass, replace
 from random import Random
 
-from fairlead.errors import Displaced, FairleadError, QueueFull, QueueTimeout, RequestTimeout
-from fairlead.job import Job, Sampling
+from fairlead.base.errors import Displaced, FairleadError, QueueFull, QueueTimeout, RequestTimeout
+from fairlead.base.job import Job, Sampling
 
 MODEL = "asked for"
 OTHER_MODEL = "swapped in"

@@ -12,21 +12,21 @@ from random import Random
 
 import trio
 
-from dispatch.recorded import Ledger
-from fairlead.answer.deltas import Deltas
-from fairlead.api.exchange import unwrap
-from fairlead.config import QueueConfig
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket
-from fairlead.errors import FairleadError
-from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.gateway import Gateway
-from fairlead.job import Delta
-from fairlead.requester import Requester
-from fairlead.swap.lru import LruPolicy
+from fairlead.base.config import QueueConfig
+from fairlead.base.errors import FairleadError
+from fairlead.base.job import Delta
+from fairlead.base.requester import Requester
+from fairlead.generation.gateway import Gateway
+from fairlead.nodes.streams.deltas import Deltas
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.fleet.node_registry import NodeRegistry
+from fairlead.router.swap.lru import LruPolicy
+from fairlead.server.routes.exchange import unwrap
 from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import MODEL, OTHER_MODEL, ClientPlan, Plan
+from router.dispatch.recorded import Ledger
 
 
 class SimulatedSystem:

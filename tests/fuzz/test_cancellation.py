@@ -9,7 +9,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from fairlead.errors import QueueTimeout
+from fairlead.base.errors import QueueTimeout
 from fuzz.cancellation import REAL, Parts, Run, Strike, run
 from fuzz.layers import ENDS, LAYERS, count_strikes, every_cut, every_fault, every_return, every_swap
 from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, CorrectHandOff

@@ -12,19 +12,19 @@ import pytest
 import structlog
 import trio
 
-from api.raw_http import Answer, Client, post, serving
 from e2e.real_server import real_server
-from fairlead.api.routes import Application
-from fairlead.api.services import Services
-from fairlead.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.gateway import Gateway
+from fairlead.base.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
+from fairlead.generation.gateway import Gateway
+from fairlead.generation.services import Services
+from fairlead.language.text.model import TextModel
 from fairlead.nodes.limits import NodeLimits
-from fairlead.text.model import TextModel
+from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.fleet.node_registry import NodeRegistry
+from fairlead.server.routes.routes import Application
 from fake_fleet import FakeFleet
 from fake_nodes import TimedNode
 from fuzz.fault_proxy import Fault, Kind, Way, draw_fault, faulty
+from server.routes.raw_http import Answer, Client, post, serving
 
 SHARE = 0.4  # of the time for all fuzz tests
 AT_ONCE = 24

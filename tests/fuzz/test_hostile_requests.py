@@ -13,17 +13,17 @@ import pytest
 import structlog
 import trio
 
-from api.raw_http import get, post
 from e2e.real_server import configured, real_server
-from fairlead.api import errors
-from fairlead.api.paths import Paths
-from fairlead.api.routes import Application
-from fairlead.config import Limits, demonstration_model
-from fairlead.http import protocol
+from fairlead.base.config import Limits, demonstration_model
+from fairlead.server.listener import protocol
+from fairlead.server.routes import errors
+from fairlead.server.routes.paths import Paths
+from fairlead.server.routes.routes import Application
 from fuzz.test_faults import ServerOverFakeNodes
 from hostile_client.attack import Attack
 from hostile_client.target import Canary, grammar_of, send
 from hostile_client.wire import fault_of
+from server.routes.raw_http import get, post
 
 MODEL = "fairlead-demo"
 SPARE = "spare"

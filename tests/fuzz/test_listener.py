@@ -12,24 +12,24 @@ from quart import Response as QuartResponse
 from quart import request
 from quart_trio import QuartTrio
 
-from api.raw_http import Apps, get, serving
-from fairlead.answer.deltas import Deltas
-from fairlead.api.dialects.openai_chat import ChatDialect
-from fairlead.api.exchange import Exchange, FairleadRequest, read_body
-from fairlead.api.generation_routes import GenerationRoutes
-from fairlead.api.origin import OriginPolicy
-from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import Request, Response
-from fairlead.api.request_auth import RequestAuth
-from fairlead.api.sse import EventStream, stream_response
-from fairlead.config import Limits
-from fairlead.errors import FairleadError
-from fairlead.gateway import Answer
-from fairlead.job import Delta
-from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.key_quotas import LocalQuotas
+from fairlead.base.config import Limits
+from fairlead.base.errors import FairleadError
+from fairlead.base.job import Delta
+from fairlead.dialects.openai.chat import ChatDialect
+from fairlead.generation.gateway import Answer
+from fairlead.nodes.streams.deltas import Deltas
+from fairlead.router.quotas.access import Authenticator
+from fairlead.router.quotas.key_quotas import LocalQuotas
+from fairlead.server.auth.origin import OriginPolicy
+from fairlead.server.auth.request_auth import RequestAuth
+from fairlead.server.routes.exchange import Exchange, FairleadRequest, read_body
+from fairlead.server.routes.generation_routes import GenerationRoutes
+from fairlead.server.routes.pending import PendingAnswer
+from fairlead.server.routes.request import Request, Response
+from fairlead.server.routes.sse import EventStream, stream_response
 from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
+from server.routes.raw_http import Apps, get, serving
 
 AT_ONCE = 32
 CANARY_S = 60.0  # generous: it is usually answered within a second

@@ -11,11 +11,11 @@ import sys
 
 import torch
 
+from engine.models.cuda_models import ROOM, outputs_of
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine import loading
 from fairlead.engine.devices import find_device
-from fairlead.messages import WorkerSpec
-from fairlead.worker import rank, ranks
-from models.cuda_models import ROOM, outputs_of
+from fairlead.engine.worker import rank, ranks
 
 DTYPE = os.environ.get("RANKS_DTYPE", "float32")
 
@@ -37,7 +37,7 @@ def run_rank_zero(file, directories):
 
 if __name__ == "__main__":
     share_one_gpu()
-    if sys.argv[1] == "--fd":  # another rank, as `worker/ranks.py` starts it
+    if sys.argv[1] == "--fd":  # another rank, as `engine/worker/ranks.py` starts it
         sys.exit(rank.main())
     ranks.COMMAND = (sys.executable, __file__)
     run_rank_zero(sys.argv[1], sys.argv[2:])

@@ -58,8 +58,8 @@ def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
 
 @pytest.mark.parametrize("size", [64, 5000, 14336])
 def test_rounding_to_8_bits_matches_torch(size):
-    from fairlead.models.quantization.float8 import _round, _scales
-    from fairlead.models.quantization.float8_kernels import launch_round_rows
+    from fairlead.engine.models.quantization.float8 import _round, _scales
+    from fairlead.engine.models.quantization.float8_kernels import launch_round_rows
 
     torch.manual_seed(0)
     x = (torch.randn(9, size, device=CUDA) * torch.logspace(-3, 3, 9, device=CUDA)[:, None]).bfloat16()

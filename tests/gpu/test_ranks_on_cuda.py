@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.models.cuda_models import FAMILIES, on_cuda, outputs_of
+from engine.models.tiny import save
+from fairlead.base.errors import LoadFailed
 from fairlead.engine.devices import find_device
-from fairlead.errors import LoadFailed
-from fairlead.models.parallel import Ranks
-from models.cuda_models import FAMILIES, on_cuda, outputs_of
-from models.tiny import save
+from fairlead.engine.models.parallel import Ranks
 
 pytestmark = [
     pytest.mark.gpu,

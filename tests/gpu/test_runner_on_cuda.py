@@ -6,13 +6,13 @@ import warnings
 import pytest
 import torch
 
+from engine.models.cuda_models import FAMILIES, ROOM, on_cuda, outputs_of
+from engine.models.tiny import Driver, Kept, load, prompt_of, save
+from fairlead.base.job import Sampling
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine.graphs import Graphs
 from fairlead.engine.loading import load_runner
-from fairlead.job import Sampling
-from fairlead.messages import WorkerSpec
-from fairlead.models.quantization.float8 import multiplies_float8
-from models.cuda_models import FAMILIES, ROOM, on_cuda, outputs_of
-from models.tiny import Driver, Kept, load, prompt_of, save
+from fairlead.engine.models.quantization.float8 import multiplies_float8
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import trio
 
-from fairlead.answer.sink import Sink
-from fairlead.api import route_table  # noqa: F401  # defines the dialects, which read nodes' answers
-from fairlead.config import HealthConfig
-from fairlead.errors import FairleadError
-from fairlead.http.client import Upstream, UpstreamTimeouts
-from fairlead.job import ChatRelay, Delta, Job, Relay, Sampling
+from fairlead.base.config import HealthConfig
+from fairlead.base.errors import FairleadError
+from fairlead.base.job import ChatRelay, Delta, Job, Relay, Sampling
+from fairlead.nodes.http.client import Upstream, UpstreamTimeouts
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode
+from fairlead.nodes.streams.sink import Sink
+from fairlead.server.routes import route_table  # noqa: F401  # defines the dialects, which read nodes' answers
 from nodes.stub_server import StubServer
 
 CHAT = "/v1/chat/completions"

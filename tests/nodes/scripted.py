@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead.config import HealthConfig
-from fairlead.http import client as module
-from fairlead.http.client import Upstream
-from fairlead.http.links import Link
+from fairlead.base.config import HealthConfig
+from fairlead.nodes.http import client as module
+from fairlead.nodes.http.client import Upstream
+from fairlead.nodes.http.links import Link
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import RecordingListener
 

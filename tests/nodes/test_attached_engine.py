@@ -10,17 +10,17 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.answer.deltas import Deltas
-from fairlead.config import ModelConfig, demonstration_model
-from fairlead.errors import ContextLengthExceeded, InvalidRequest, NodeFailed, StaleGrant
-from fairlead.grant import Grant
-from fairlead.job import Job, Sampling
-from fairlead.messages import WorkerSpec
+from engine.worker import fake_child
+from fairlead.base.config import ModelConfig, demonstration_model
+from fairlead.base.errors import ContextLengthExceeded, InvalidRequest, NodeFailed, StaleGrant
+from fairlead.base.grant import Grant
+from fairlead.base.job import Job, Sampling
+from fairlead.base.messages import WorkerSpec
+from fairlead.language.text.model import TextModel
 from fairlead.nodes.engine_node import EngineNode, attached_engine, worker_spec
-from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND, Worker
+from fairlead.nodes.engines.client import COMMAND, Worker
+from fairlead.nodes.streams.deltas import Deltas
 from nodes.test_engine_node import FAKE_CHILD, MODEL, Reports, job, whole
-from worker import fake_child
 
 GREEDY = Sampling(max_tokens=40, temperature=0.0)
 

@@ -12,22 +12,15 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.answer.passthrough import decode_head
-from fairlead.config import CommandConfig, FiltersConfig
-from fairlead.errors import FairleadError, LoadFailed, NodeFailed
-from fairlead.job import Passthrough, Relay
+from fairlead.base.config import CommandConfig, FiltersConfig
+from fairlead.base.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.base.job import Passthrough, Relay
 from fairlead.nodes.command_node import CommandNode
-from fairlead.process import ports
-from fleet.running_fleet import OpenFiles, free_port
-from nodes.listening import (
-    CollectedDeltas,
-    RecordingListener,
-    generated,
-    quick_health,
-    relayed_job,
-    stub,
-)
+from fairlead.nodes.processes import ports
+from fairlead.nodes.streams.passthrough import decode_head
+from nodes.listening import CollectedDeltas, RecordingListener, generated, quick_health, relayed_job, stub
 from nodes.stub_server import text
+from router.fleet.running_fleet import OpenFiles, free_port
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port")
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from fairlead.answer.deltas import Deltas
-from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
-from fairlead.errors import ContextLengthExceeded, LoadFailed, NodeFailed
-from fairlead.grant import Grant
-from fairlead.job import Job, Sampling
-from fairlead.messages import WorkerSpec
+from fairlead.base.config import KvCacheConfig, ModelConfig, demonstration_model
+from fairlead.base.errors import ContextLengthExceeded, LoadFailed, NodeFailed
+from fairlead.base.grant import Grant
+from fairlead.base.job import Job, Sampling
+from fairlead.base.messages import WorkerSpec
+from fairlead.language.text.model import TextModel
 from fairlead.nodes.engine_node import EngineNode, own_engine, worker_spec
+from fairlead.nodes.engines.sequence_client import SequenceClient
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
-from fairlead.text.model import TextModel
-from fairlead.worker.sequence_client import SequenceClient
+from fairlead.nodes.streams.deltas import Deltas
 
-FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
+FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "engine" / "worker" / "fake_child.py"))
 MODEL = "m"
 _numbers = itertools.count()
 

@@ -8,7 +8,7 @@ import pytest
 import structlog
 import trio
 
-from fairlead.config import ConfigError, HealthConfig, NodeConfig
+from fairlead.base.config import ConfigError, HealthConfig, NodeConfig
 from fairlead.nodes.remote_node import remote_node
 from fairlead.nodes.server_probe import ProbeAnswer, models_of
 from nodes.listening import RecordingListener, tls_contexts

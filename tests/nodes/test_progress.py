@@ -5,11 +5,11 @@ import sys
 import pytest
 import trio
 
-from fairlead.config import CommandConfig, ConfigError
+from fairlead.base.config import CommandConfig, ConfigError
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.progress import fraction_reader
-from fleet.running_fleet import free_port, running_fleet, sleeper
 from nodes.listening import RecordingListener
+from router.fleet.running_fleet import free_port, running_fleet, sleeper
 
 VLLM = "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:01<00:01,  1.20it/s]"
 

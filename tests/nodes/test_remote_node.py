@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.config import HealthConfig, NodeConfig
-from fairlead.errors import NodeFailed
-from fairlead.http.client import Upstream, UpstreamTimeouts
+from fairlead.base.config import HealthConfig, NodeConfig
+from fairlead.base.errors import NodeFailed
+from fairlead.nodes.http.client import Upstream, UpstreamTimeouts
+from fairlead.nodes.processes.command_process import CommandProcess
 from fairlead.nodes.remote_node import RemoteNode, remote_node
-from fairlead.process.command_process import CommandProcess
 from nodes.listening import (
     CollectedDeltas,
     RecordingListener,
@@ -235,7 +235,7 @@ async def test_unreachable_server_is_never_up():
 async def test_names_key_and_filters_come_from_the_configuration():
     listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
-        from fairlead.config import FiltersConfig
+        from fairlead.base.config import FiltersConfig
 
         config = NodeConfig(
             id="remote",

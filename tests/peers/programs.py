@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 from peers import llama_cpp_server
 from peers.backend import MODEL
 

@@ -372,10 +372,10 @@ async def what_a_tenant_finds_is_what_it_would_find_alone(server: Served) -> Non
 @behaviour({"apiKeys": [{"key": "a"}]})
 async def second_key_isolates_the_tenants_at_once(server: Served) -> None:
     assert [await cached(server, "text", "a") >= BLOCK for _ in range(2)] == [False, True]
-    process = server.processes_of("fairlead.worker.main")
+    process = server.processes_of("fairlead.engine.worker.main")
     await server.reload(file_with({"apiKeys": [{"key": "a"}, {"key": "b"}]}))
     assert await cached(server, "text", "b") == 0
-    assert server.processes_of("fairlead.worker.main") == process, "the model was not loaded again"
+    assert server.processes_of("fairlead.engine.worker.main") == process, "the model was not loaded again"
 
 
 @behaviour({"host": "127.0.0.1"})
@@ -409,12 +409,14 @@ async def faulty_model_does_not_stop_the_others_and_is_named_alone(server: Serve
 
 @behaviour({"models": {"odd": _ODD}})
 async def faulty_model_is_served_once_it_is_repaired(server: Served) -> None:
-    process = server.processes_of("fairlead.worker.main")
+    process = server.processes_of("fairlead.engine.worker.main")
     repaired = {"path": "DEMO", "aliases": ["strange"]}
     assert await server.reload(file_with({"models": {"odd": repaired}})) == []
     assert (await server.complete(model="odd").done()).status == 200
     assert "problem" not in (await server.get_json("/v1/models/odd"))
-    assert process[0] in server.processes_of("fairlead.worker.main"), "the other model was not loaded again"
+    assert process[0] in server.processes_of("fairlead.engine.worker.main"), (
+        "the other model was not loaded again"
+    )
 
 
 def _without_vocabulary() -> str:

@@ -3,19 +3,19 @@
 from settings.mutants import Mutant
 
 _NODE = "fairlead.nodes.engine_node"
-_SCHEDULER = "fairlead.dispatch.schedulers:default_scheduler"
-_POLICIES = "fairlead.swap.policies"
-_DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
+_SCHEDULER = "fairlead.router.dispatch.schedulers:default_scheduler"
+_POLICIES = "fairlead.router.swap.policies"
+_DISPATCHER = "fairlead.router.dispatch.dispatcher:Dispatcher"
 _ROUTES = "no_route_tells_a_tenant_of_another_ones_prompt"
 _CACHE = "models.ENGINE.kvCache"
-_PLACEMENT = "fairlead.dispatch.node_state"
+_PLACEMENT = "fairlead.router.dispatch.node_state"
 _SCORE = f"{_PLACEMENT}:NodeState.score.fget"
-_NODES = "fairlead.dispatch.node_pool:NodePool"
+_NODES = "fairlead.router.dispatch.node_pool:NodePool"
 
 COMPOSITION = (
     # Settings that an audit could disconnect without a failing test.
     Mutant(
-        "fairlead.fleet.catalog:ModelCatalog.isolates_tenants",
+        "fairlead.router.fleet.catalog:ModelCatalog.isolates_tenants",
         'isolate == "auto"',
         "True",
         "play",
@@ -25,14 +25,14 @@ COMPOSITION = (
     Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),
     Mutant(_SCHEDULER, "waiting_bytes=queue.waiting_bytes,", "", "play", "queue.waitingBytes"),
     Mutant(
-        "fairlead.dispatch.wait_estimator:WaitEstimator.__init__",
+        "fairlead.router.dispatch.wait_estimator:WaitEstimator.__init__",
         "queue.prompt_weight",
         "1.0",
         "play",
         "queue.promptWeight",
     ),
     Mutant(
-        "fairlead.dispatch.wait_estimator:WaitEstimator.__init__",
+        "fairlead.router.dispatch.wait_estimator:WaitEstimator.__init__",
         "queue.output_weight",
         "2.0",
         "play",
@@ -44,17 +44,21 @@ COMPOSITION = (
     Mutant(_SCHEDULER, "=options.rejects_loading", "=False", "play", "whileLoading"),
     # Settings of the cache, disconnected in the child process.
     Mutant(
-        "fairlead.worker.main:_engine",
+        "fairlead.engine.worker.main:_engine",
         "spec.eviction_threshold",
         "0.8",
         "play",
         f"{_CACHE}.evictionThreshold",
     ),
     Mutant(
-        "fairlead.worker.main:_engine", "spec.cleanup_interval_s", "1.0", "play", f"{_CACHE}.cleanupInterval"
+        "fairlead.engine.worker.main:_engine",
+        "spec.cleanup_interval_s",
+        "1.0",
+        "play",
+        f"{_CACHE}.cleanupInterval",
     ),
     Mutant(
-        "fairlead.worker.main:_engine",
+        "fairlead.engine.worker.main:_engine",
         'spec.eviction_policy == "fifo"',
         "False",
         "play",
@@ -65,13 +69,13 @@ COMPOSITION = (
         Mutant(function, old, new, "behaviour", scenario)
         for function, old, new, scenario in (
             (
-                "fairlead.api.job_service:JobService.job",
+                "fairlead.server.routes.job_service:JobService.job",
                 "cache_owner=caller.tenant if",
                 'cache_owner="" if',
                 _ROUTES,
             ),
             (
-                "fairlead.api.job_service:JobService.job",
+                "fairlead.server.routes.job_service:JobService.job",
                 "cache_owner=caller.tenant if",
                 "cache_owner=caller.api_key.key if",
                 "what_a_tenant_finds_is_what_it_would_find_alone",
@@ -80,7 +84,7 @@ COMPOSITION = (
             (f"{_NODE}:_salt", "if not job.cache_owner:", "if job.n > 1:", _ROUTES),
             (f"{_NODE}:_salt", "if not job.cache_owner:", 'if job.path.endswith("messages"):', _ROUTES),
             (
-                "fairlead.fleet.catalog:ModelCatalog.apply",
+                "fairlead.router.fleet.catalog:ModelCatalog.apply",
                 "self.config = config",
                 "",
                 "second_key_isolates_the_tenants_at_once",
@@ -100,7 +104,13 @@ COMPOSITION = (
         "play",
         "queue.starvationBound",
     ),
-    Mutant("fairlead.gateway:Gateway.__init__", "= request_timeout_s", "= 600.0", "play", "requestTimeout"),
+    Mutant(
+        "fairlead.generation.gateway:Gateway.__init__",
+        "= request_timeout_s",
+        "= 600.0",
+        "play",
+        "requestTimeout",
+    ),
     Mutant(
         "fairlead.nodes.command_node:CommandNode._new_run",
         "config.use_model_name or ",
@@ -201,7 +211,7 @@ PLACEMENT = (
         "nodes[].seats",
     ),
     Mutant(
-        "fairlead.dispatch.model_lifecycle:ModelLifecycle._expect_expiry",
+        "fairlead.router.dispatch.model_lifecycle:ModelLifecycle._expect_expiry",
         "trio.current_time() + max(",
         "trio.current_time() + 60 * max(",
         "play",

@@ -4,7 +4,7 @@ import copy
 import json
 from typing import Any
 
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
 
 Document = dict[str, Any]
 

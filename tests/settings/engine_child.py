@@ -8,16 +8,16 @@ from typing import NamedTuple, NoReturn
 import msgspec
 import trio
 
-from fairlead import messages
+from fairlead.base import messages
+from fairlead.base.errors import LoadFailed
+from fairlead.base.frames import FrameSocket, PeerGone
 from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.loading import load_runner
+from fairlead.engine.models.parallel import Ranks
 from fairlead.engine.ranks import Membership
-from fairlead.errors import LoadFailed
-from fairlead.frames import FrameSocket, PeerGone
-from fairlead.models.parallel import Ranks
-from fairlead.worker import main
-from fairlead.worker.loop import Loop, MessageInbox
-from fairlead.worker.shared_channel import MOST_CLIENTS, SharedChannel
+from fairlead.engine.worker import main
+from fairlead.engine.worker.loop import Loop, MessageInbox
+from fairlead.engine.worker.shared_channel import MOST_CLIENTS, SharedChannel
 from simulation.processes import Process
 from simulation.sockets import FakeSocket
 
@@ -89,7 +89,7 @@ class _Inbox:
 
 
 class EngineChild:
-    """One child: what `fairlead.worker.main` does, on a simulated machine."""
+    """One child: what `fairlead.engine.worker.main` does, on a simulated machine."""
 
     def __init__(self, process: Process, plan: EnginePlan) -> None:
         self._process = process

@@ -7,10 +7,10 @@ from typing import Literal
 
 from settings.mutants import Mutant
 
-_DISPATCHER = "fairlead.roles.dispatcher_role:DispatcherRole"
-_FRONT = "fairlead.roles.front_role:FrontRole"
-_ONE_FRONT = "fairlead.roles.front_role:of_one_front"
-_SUPERVISOR = "fairlead.roles.supervisor:Supervisor"
+_DISPATCHER = "fairlead.server.processes.dispatcher_role:DispatcherRole"
+_FRONT = "fairlead.server.processes.front_role:FrontRole"
+_ONE_FRONT = "fairlead.server.processes.front_role:of_one_front"
+_SUPERVISOR = "fairlead.server.processes.supervisor:Supervisor"
 _FRONT_DIES = "front_that_dies_gives_back_its_seats_and_charges"
 _DISPATCHER_DIES = "dispatcher_that_dies_is_replaced_and_jobs_and_models_go_on"
 

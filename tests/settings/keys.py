@@ -5,9 +5,9 @@ from typing import Any, get_origin
 
 import msgspec
 
-from fairlead.config import CommandConfig, ModelConfig
-from fairlead.config.spelling import Shape, settings_of
-from fairlead.configfile.sections import FileSettings
+from fairlead.base.config import CommandConfig, ModelConfig
+from fairlead.base.config.spelling import Shape, settings_of
+from fairlead.server.configfile.sections import FileSettings
 
 ROOTS: dict[str, type[msgspec.Struct]] = {
     "": FileSettings,

@@ -2,53 +2,57 @@
 
 from settings.mutants import Mutant
 
-_DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
-_FLEET = "fairlead.fleet.fleet:Fleet"
-_CATALOG = "fairlead.fleet.catalog:ModelCatalog"
-_LOCAL = "fairlead.fleet.local_models:LocalModels"
+_DISPATCHER = "fairlead.router.dispatch.dispatcher:Dispatcher"
+_FLEET = "fairlead.router.fleet.fleet:Fleet"
+_CATALOG = "fairlead.router.fleet.catalog:ModelCatalog"
+_LOCAL = "fairlead.router.fleet.local_models:LocalModels"
 _KEY = "apiKeys[].limits"
 
 LIMITS = (
     Mutant(
-        "fairlead.tenancy.quotas:Quota.check",
+        "fairlead.router.quotas.quotas:Quota.check",
         "self.running >= self._concurrent",
         "False",
         "play",
         f"{_KEY}.concurrent",
     ),
     Mutant(
-        "fairlead.tenancy.quotas:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
+        "fairlead.router.quotas.quotas:Charge.end",
+        "self._quota.running -= 1",
+        "pass",
+        "play",
+        f"{_KEY}.concurrent",
     ),
     Mutant(
-        "fairlead.tenancy.quotas:Charge.charge_answer",
+        "fairlead.router.quotas.quotas:Charge.charge_answer",
         "tokens > self._answer_tokens",
         "False",
         "play",
         f"{_KEY}.tokensPerMinute",
     ),
     Mutant(
-        "fairlead.tenancy.quotas:QuotaWindow.spend",
+        "fairlead.router.quotas.quotas:QuotaWindow.spend",
         "self._spent += amount",
         "pass",
         "play",
         f"{_KEY}.requestsPerMinute",
     ),
     Mutant(
-        "fairlead.dispatch.queue:Queue.is_full.fget",
+        "fairlead.router.dispatch.queue:Queue.is_full.fget",
         ">= self.capacity",
         "> self.capacity",
         "play",
         "queue.capacity",
     ),
     Mutant(
-        "fairlead.dispatch.admission:JobAdmission.refusal",
+        "fairlead.router.dispatch.admission:JobAdmission.refusal",
         "not self._queue.has_bytes_for(job)",
         "False",
         "play",
         "queue.waitingBytes",
     ),
     Mutant(
-        "fairlead.dispatch.queued_bytes:QueuedBytes.has_room",
+        "fairlead.router.dispatch.queued_bytes:QueuedBytes.has_room",
         "not excess or excess <= self._left",
         "True",
         "play",
@@ -59,76 +63,84 @@ LIMITS = (
         f"{_DISPATCHER}._add", "_at + self._timeout_s(waiter.ticket)", "_at + 60.0", "play", "queue.timeout"
     ),
     Mutant(
-        "fairlead.http.refusals:objection", "len(headers) > limits.headers", "False", "play", "limits.headers"
+        "fairlead.server.listener.refusals:objection",
+        "len(headers) > limits.headers",
+        "False",
+        "play",
+        "limits.headers",
     ),
     Mutant(
-        "fairlead.http.refusals:objection",
+        "fairlead.server.listener.refusals:objection",
         "size > limits.header_bytes",
         "False",
         "play",
         "limits.headerBytes",
     ),
     Mutant(
-        "fairlead.api.body:check_counts",
+        "fairlead.dialects.body:check_counts",
         "counts.values > limits.body_values",
         "False",
         "play",
         "limits.bodyValues",
     ),
     Mutant(
-        "fairlead.api.shares:Shares.grow", "self.taken > self.total", "False", "play", "limits.bodiesBytes"
+        "fairlead.generation.shares:Shares.grow",
+        "self.taken > self.total",
+        "False",
+        "play",
+        "limits.bodiesBytes",
     ),
     Mutant(
-        "fairlead.http.connection:ServerConnection._count",
+        "fairlead.server.listener.connection:ServerConnection._count",
         "unread.add(size)",
         "pass",
         "play",
         "limits.answersBytes",
     ),
     Mutant(
-        "fairlead.http.forwarded:TrustedProxies.client",
+        "fairlead.server.listener.forwarded:TrustedProxies.client",
         "not self._is_trusted_peer(peer)",
         "True",
         "play",
         "trustedProxies",
     ),
     Mutant(
-        "fairlead.http.listener:Listener._admit",
+        "fairlead.server.listener.listener:Listener._admit",
         "< self._shared.limits.connections",
         "< 4096",
         "play",
         "limits.connections",
     ),
     Mutant(
-        "fairlead.http.listener:Listener._end_drain",
+        "fairlead.server.listener.listener:Listener._end_drain",
         "self._shared.limits.drain_s",
         "30.0",
         "play",
         "limits.drain",
     ),
     Mutant(
-        "fairlead.http.listener:Listener.run",
+        "fairlead.server.listener.listener:Listener.run",
         "if self._shared.limits.drain_delay_s:",
         "if False:",
         "play",
         "limits.drainDelay",
     ),
     Mutant(
-        "fairlead.http.protocol:Protocol._recycle",
+        "fairlead.server.listener.protocol:Protocol._recycle",
         "self._limits.idle_timeout_s",
         "75.0",
         "play",
         "limits.idleTimeout",
     ),
     Mutant(
-        "fairlead.http.protocol:Protocol.receive",
+        "fairlead.server.listener.protocol:Protocol.receive",
         "self._limits.header_timeout_s",
         "20.0",
         "play",
         "limits.headerTimeout",
     ),
     Mutant(
-        "fairlead.api.request_body:IncomingBody.read",
+        "fairlead.server.routes.request_body:IncomingBody.read",
         "trio.move_on_after(self._limits.body_timeout_s)",
         "trio.move_on_after(60.0)",
         "play",
@@ -137,23 +149,25 @@ LIMITS = (
 )
 
 RELOAD = (
-    Mutant("fairlead.fleet.reload:_fixed", "if before == after:", "if True:", "reload", "queue.capacity"),
     Mutant(
-        "fairlead.fleet.reload:_fixed",
+        "fairlead.router.fleet.reload:_fixed", "if before == after:", "if True:", "reload", "queue.capacity"
+    ),
+    Mutant(
+        "fairlead.router.fleet.reload:_fixed",
         "for name in FIXED:",
         "for name in FIXED[:-5]:",
         "reload",
         "tenantNames",
     ),
     Mutant(
-        "fairlead.tenancy.access:Authenticator.change",
+        "fairlead.router.quotas.access:Authenticator.change",
         "for api_key in api_keys)",
         "for api_key in list(api_keys) * (not hasattr(self, '_keys')))",
         "reload",
         "apiKeys[].key",
     ),
     Mutant(
-        "fairlead.tenancy.quotas:Quotas.change",
+        "fairlead.router.quotas.quotas:Quotas.change",
         "self._by_key = {name: earlier.get(name) or Quota(name[1]) for name in names}",
         "self._by_key = earlier or {name: Quota(name[1]) for name in names}",
         "reload",
@@ -192,14 +206,14 @@ RELOAD = (
         "added_node_is_probed_at_the_reloaded_interval",
     ),
     Mutant(
-        "fairlead.fleet.managed_model:ManagedModel.change_health",
+        "fairlead.router.fleet.managed_model:ManagedModel.change_health",
         "instance.node is not None",
         "False",
         "behaviour",
         "running_command_is_probed_at_the_reloaded_interval",
     ),
     Mutant(
-        "fairlead.process.health:HealthCheck.change",
+        "fairlead.nodes.processes.health:HealthCheck.change",
         "self._changed.set()",
         "pass",
         "behaviour",
@@ -213,7 +227,7 @@ RELOAD = (
         "models.COMMAND.description",
     ),
     Mutant(
-        "fairlead.fleet.changes:_differences",
+        "fairlead.router.fleet.changes:_differences",
         "old[name] != new[name]",
         "True",
         "behaviour",

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead.structured.trial_process import TrialResult
-from fairlead.structured.trials import GrammarTrials
+from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trials import GrammarTrials
 from settings.cases import setting
 from settings.queue_settings import RELAY_NODE
 from settings.served import Pending, Served
@@ -128,7 +128,8 @@ async def number_of_connections_is_limited(server: Served) -> None:
 
 @setting("limits.grammarTimeout", limited(grammarTimeout=0.02))
 async def time_to_compile_a_schema_is_limited(server: Served) -> None:
-    """The process that compiles it cannot run here: `tests/structured/test_trials.py` ends a real one."""
+    """The process that compiles it cannot run here: `tests/language/structured/test_trials.py` ends a real
+    one."""
 
     def run(self: GrammarTrials, _grammar: str) -> TrialResult:
         return TrialResult(f"it takes more than {self.cpu_s:g} s to compile")

@@ -5,12 +5,12 @@ from typing import Any
 import trio
 
 from fairlead.engine import threads
+from language.text.model_folders import NO_TENSORS
 from settings.cases import setting
 from settings.command_settings import card, chat
 from settings.prompts import random_text
 from settings.served import Served
 from simulation.parent import model_folder
-from text.model_folders import NO_TENSORS
 
 DEMO_BYTES = 5_318_400
 

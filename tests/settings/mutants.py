@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
-from fairlead.registry import Registry
+from fairlead.base.registry import Registry
 
 
 class Mutant(NamedTuple):

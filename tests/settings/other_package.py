@@ -5,15 +5,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from fairlead.dispatch.effects import Effects
-from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.schedulers import SCHEDULERS
-from fairlead.dispatch.scheduling import SchedulingOptions
-from fairlead.dispatch.ticket import Ticket
-from fairlead.errors import FairleadError, QueueFull
-from fairlead.swap.gpus import Gpus
-from fairlead.swap.policies import POLICIES
-from fairlead.swap.policy import EvictionPolicy
+from fairlead.base.errors import FairleadError, QueueFull
+from fairlead.router.dispatch.effects import Effects
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.router.dispatch.schedulers import SCHEDULERS
+from fairlead.router.dispatch.scheduling import SchedulingOptions
+from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.swap.gpus import Gpus
+from fairlead.router.swap.policies import POLICIES
+from fairlead.router.swap.policy import EvictionPolicy
 
 
 class RefusingScheduler(Scheduler):

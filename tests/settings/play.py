@@ -10,9 +10,9 @@ from functools import partial
 from typing import TypeVar, cast
 from unittest.mock import patch
 
-from fairlead.config import Config
-from fairlead.console.options import ServeOptions
-from fairlead.errors import LoadFailed
+from fairlead.base.config import Config
+from fairlead.base.errors import LoadFailed
+from fairlead.server.console.options import ServeOptions
 from settings.cases import FRONTS, NOT_WITH_FRONTS, Case
 from settings.documents import Document, file_with, replaced, value_of, without_key
 from settings.served import Served, serve
@@ -146,7 +146,7 @@ def play_start_that_fails(fronts: int) -> str:
 
 def _with_arguments(*words: str) -> Callable[[Config], Config]:
     """Return how `fairlead serve` with these arguments changes a file's configuration."""
-    from fairlead.cli.program import commands
+    from fairlead.server.cli.program import commands
 
     _, bound, _ = commands.parse_args(["serve", *words], exit_on_error=False, print_error=False)
     options = bound.arguments.get("options", ServeOptions())

@@ -7,8 +7,8 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from fairlead.config import Config
-from fairlead.configfile import read_config
+from fairlead.base.config import Config
+from fairlead.server.configfile import read_config
 from settings import other_package
 from settings.documents import Document
 from settings.engine_child import EngineChild, EnginePlan
@@ -218,7 +218,7 @@ class Served:
             return process
 
         self.system.processes.open = open_process  # type: ignore[method-assign]
-        programs |= {"fairlead.worker.main": engine, "model-server": model_server, "stopper": stopper}
+        programs |= {"fairlead.engine.worker.main": engine, "model-server": model_server, "stopper": stopper}
 
     def processes_of(self, program: str) -> list[Process]:
         """Return the running processes of a program, or of a name: "front 1", "dispatcher 1"."""

@@ -269,20 +269,20 @@ async def waiting_jobs_keep_their_order_when_the_dispatcher_dies(server: Served)
 
 @behaviour({"models": {"k": {"path": "DEMO", "preload": True}}}, fronts=TWO)
 async def dispatcher_that_starts_ends_models_that_are_not_configured_any_more(server: Served) -> None:
-    assert len(server.processes_of("fairlead.worker.main")) == 2
+    assert len(server.processes_of("fairlead.engine.worker.main")) == 2
     server.rewrite(file_with({}))
     for _ in range(12):  # no dispatcher lives long enough to hear of the reload
-        for process in server.processes_of("fairlead.roles.main"):
+        for process in server.processes_of("fairlead.server.processes.main"):
             if process.args[-2].startswith("dispatcher"):
                 process.send_signal(signal.SIGKILL)
         await trio.sleep(0.3)
     await trio.sleep(15)
-    assert len(server.processes_of("fairlead.worker.main")) == 1
+    assert len(server.processes_of("fairlead.engine.worker.main")) == 1
     assert await server.states() == {"m": "up"}
 
 
 def engine_of(server: Served) -> Any:
-    (process,) = server.processes_of("fairlead.worker.main")
+    (process,) = server.processes_of("fairlead.engine.worker.main")
     return process
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.cli.program import commands
-from fairlead.cli.servers import node, serve
-from fairlead.config import Config
-from fairlead.console.options import ServeOptions
+from fairlead.base.config import Config
+from fairlead.server.cli.program import commands
+from fairlead.server.cli.servers import node, serve
+from fairlead.server.console.options import ServeOptions
 from settings.play import (
     play_served_model_name,
     play_variable_in_a_file,
@@ -54,17 +54,17 @@ KEYS = {
 VARIABLES = {"FAIRLEAD_HOST": "host", "FAIRLEAD_PORT": "port", "FAIRLEAD_API_KEY": "apiKeys[].key"}
 
 _LOGS = "tests/settings/test_logging_settings.py::test_"
-_CLUSTER = "tests/cluster/test_cluster_settings.py::test_"
-_BENCH = "tests/cli/test_bench_serve.py::test_"
-_LOOKING = "tests/cli/test_looking.py::test_"
-_SERVE = "tests/cli/test_serve.py::test_"
-_MACHINE = "tests/cli/test_machine.py::test_"
+_CLUSTER = "tests/distributed/ray/test_cluster_settings.py::test_"
+_BENCH = "tests/server/cli/test_bench_serve.py::test_"
+_LOOKING = "tests/server/cli/test_looking.py::test_"
+_SERVE = "tests/server/cli/test_serve.py::test_"
+_MACHINE = "tests/server/cli/test_machine.py::test_"
 _MACHINES = "tests/e2e/test_fronts_on_machines.py::test_"
-_FILE = "tests/cli/test_config_file.py::test_"
-_PRINTED = "tests/cli/test_logs.py::test_"
-_ASGI = "tests/test_asgi.py::test_"
+_FILE = "tests/server/cli/test_config_file.py::test_"
+_PRINTED = "tests/server/cli/test_logs.py::test_"
+_ASGI = "tests/server/test_asgi.py::test_"
 _IN_PROCESS = "tests/e2e/test_asgi_in_process.py::test_"
-_RUN = "tests/cli/test_run.py::test_"
+_RUN = "tests/server/cli/test_run.py::test_"
 _ADDRESSED = f"{_LOOKING}each_command_has_options_for_the_address_and_the_key"
 TESTS = {
     "serve MODEL": "tests/e2e/test_likelihoods.py::test_lm_evals_requests_give_torchs_sums",
@@ -75,7 +75,7 @@ TESTS = {
     "serve --admin-key": f"{_SERVE}admin_key_is_added_to_other_keys_with_the_role_admin",
     "serve --allowed-host": f"{_SERVE}allowed_host_is_added_to_those_of_the_configuration",
     "serve --lifeline": (
-        "tests/cli/test_serve.py::test_server_with_the_lifeline_option_ends_when_its_standard_input_is_closed"
+        "tests/server/cli/test_serve.py::test_server_with_the_lifeline_option_ends_when_its_standard_input_is_closed"
     ),
     "front --config": f"{_MACHINES}fronts_share_a_dispatcher_over_tls_and_need_its_key",
     "dispatcher --config": f"{_MACHINES}fronts_share_a_dispatcher_over_tls_and_need_its_key",
@@ -131,10 +131,12 @@ TESTS = {
     "$FAIRLEAD_MODEL": f"{_IN_PROCESS}model_that_the_environment_names_is_served",
     "$FAIRLEAD_CONFIG": "tests/e2e/test_asgi.py::test_body_over_the_limit_is_refused",
     "$FAIRLEAD_WATCH_CONFIG": f"{_ASGI}watched_file_is_read_again_after_a_change",
-    "$CC": "tests/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
-    "$NO_COLOR": "tests/cli/test_announcer.py::test_no_color_removes_colors",
+    "$CC": "tests/server/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
+    "$NO_COLOR": "tests/server/cli/test_announcer.py::test_no_color_removes_colors",
     "$NOTIFY_SOCKET": f"{_MACHINE}systemd_is_notified_of_readiness_and_of_stopping",
-    "$TMPDIR": "tests/api/test_media.py::test_forms_are_kept_in_the_folder_that_the_environment_names",
+    "$TMPDIR": (
+        "tests/server/routes/test_media.py::test_forms_are_kept_in_the_folder_that_the_environment_names"
+    ),
     "$HF_HOME": f"{_MACHINE}doctor_reports_the_hubs_folder_and_token",
     "$HF_TOKEN": f"{_MACHINE}doctor_reports_the_hubs_folder_and_token",
 }

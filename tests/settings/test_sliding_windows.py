@@ -8,8 +8,8 @@ import tokenizers
 import torch
 import transformers
 
-from fairlead.config import demonstration_model
-from models.tiny import SIZES
+from engine.models.tiny import SIZES
+from fairlead.base.config import demonstration_model
 from settings.documents import file_with
 from settings.prompts import random_text
 from settings.served import Served, serve

@@ -18,87 +18,107 @@ from typing import Any, NamedTuple
 from settings.mutants import changed_function, replaced_in_product
 
 SEVERAL_FRONTS = (
-    "child",
-    "dispatcher_role",
     "fleet_state",
     "fleet_view",
     "front_nodes",
-    "front_role",
     "owned_processes",
     "shared_counts",
     "supervised_process",
-    "supervisor",
 )
-MODULES = ("fairlead.app", *(f"fairlead.roles.{name}" for name in SEVERAL_FRONTS))
+PROCESSES = ("child", "dispatcher_role", "front_role", "supervisor")
+MODULES = (
+    "fairlead.server.app",
+    *(f"fairlead.distributed.supervisor.{name}" for name in SEVERAL_FRONTS),
+    *(f"fairlead.server.processes.{name}" for name in PROCESSES),
+)
 # What a simulated server does not have, by function or as "function: text".
-_SUPERVISED = "fairlead.roles.supervisor:supervise"
+_SUPERVISED = "fairlead.server.processes.supervisor:supervise"
 UNSEEN = {
     **dict.fromkeys(
         (
-            "fairlead.app:run",
-            "fairlead.roles.child:main",
-            "fairlead.roles.child:live: logs.configure(json=config.log_json, level=config.log_level)",
-            "fairlead.roles.child:live: logs.configure(json=config.log_json)",
-            "fairlead.roles.child:live: logs.configure(level=config.log_level)",
-            "fairlead.roles.supervisor:run",
+            "fairlead.server.app:run",
+            "fairlead.server.processes.child:main",
+            (
+                "fairlead.server.processes.child:live: logs.configure(json=config.log_json, "
+                "level=config.log_level)"
+            ),
+            "fairlead.server.processes.child:live: logs.configure(json=config.log_json)",
+            "fairlead.server.processes.child:live: logs.configure(level=config.log_level)",
+            "fairlead.server.processes.supervisor:run",
             f"{_SUPERVISED}: replace(port=port)",
-            "fairlead.roles.child:_report: control.CannotStart(is_bad_config=isinstance(cause, ConfigError))",
-            "fairlead.app:serve: freeze()",
-            "fairlead.roles.dispatcher_role:DispatcherRole._load: freeze()",
-            "fairlead.roles.front_role:FrontRole.run: freeze()",
+            (
+                "fairlead.server.processes.child:_report: "
+                "control.CannotStart(is_bad_config=isinstance(cause, ConfigError))"
+            ),
+            "fairlead.server.app:serve: freeze()",
+            "fairlead.server.processes.dispatcher_role:DispatcherRole._load: freeze()",
+            "fairlead.server.processes.front_role:FrontRole.run: freeze()",
         ),
         "the interpreter, the log, the folder, the port, the signals and the exit code of a real process",
     ),
     **dict.fromkeys(
         (
-            "fairlead.roles.child:NoSupervisor.send",
-            "fairlead.roles.child:NoSupervisor.stop",
-            "fairlead.roles.child:NoSupervisor.drain",
-            "fairlead.roles.child:NoSupervisor._keep",
-            "fairlead.roles.dispatcher_role:DispatcherRole.__init__: FrontServer(may_send=may_send)",
+            "fairlead.server.processes.child:NoSupervisor.send",
+            "fairlead.server.processes.child:NoSupervisor.stop",
+            "fairlead.server.processes.child:NoSupervisor.drain",
+            "fairlead.server.processes.child:NoSupervisor._keep",
+            (
+                "fairlead.server.processes.dispatcher_role:DispatcherRole.__init__: "
+                "FrontServer(may_send=may_send)"
+            ),
         ),
         "processes on several machines, and their lease: tests/e2e/test_fronts_on_machines.py",
     ),
     **dict.fromkeys(
         (
-            "fairlead.app:Composition.prepare: refuse_without_ray(self._config)",
+            "fairlead.server.app:Composition.prepare: refuse_without_ray(self._config)",
             (
-                "fairlead.app:Composition.running: nodes.start_soon(keep_running, 'cluster', run_cluster, "
+                "fairlead.server.app:Composition.running: nodes.start_soon(keep_running, 'cluster', "
+                "run_cluster, "
                 "self._config.cluster, self.fleet, self.dispatcher)"
             ),
             f"{_SUPERVISED}: refuse_without_ray(config)",
-            "fairlead.roles.dispatcher_role:DispatcherRole._start_cluster",
-            "fairlead.roles.dispatcher_role:DispatcherRole.run: await self._start_cluster(self._cluster)",
+            "fairlead.server.processes.dispatcher_role:DispatcherRole._start_cluster",
+            (
+                "fairlead.server.processes.dispatcher_role:DispatcherRole.run: await "
+                "self._start_cluster(self._cluster)"
+            ),
         ),
-        "a Ray cluster: tests/cluster",
+        "a Ray cluster: tests/distributed/ray",
     ),
     **dict.fromkeys(
         (
-            "fairlead.app:ServerObserver.__init__",
-            "fairlead.app:serve: task_status.started(url)",
-            "fairlead.app:Composition.__init__: Dispatcher(random=random)",
-            "fairlead.app:Composition.running: Application(bypasses_quart=bypasses_quart)",
+            "fairlead.server.app:ServerObserver.__init__",
+            "fairlead.server.app:serve: task_status.started(url)",
+            "fairlead.server.app:Composition.__init__: Dispatcher(random=random)",
+            "fairlead.server.app:Composition.running: Application(bypasses_quart=bypasses_quart)",
         ),
         "what only tests and other servers use",
     ),
     **dict.fromkeys(
         (
-            "fairlead.app:serve: signals.cancel_scope.cancel()",
-            "fairlead.app:Composition._services: Services(draining=self.draining.is_set)",
-            "fairlead.roles.child:SupervisorLink.__init__: FrameLink(name='supervisor')",
-            "fairlead.roles.child:SupervisorLink.serve: self._received.clear()",
-            "fairlead.roles.child:_report: await trio.sleep_forever()",
-            "fairlead.roles.dispatcher_role:_find_files: trio.to_thread.run_sync(abandon_on_cancel=True)",
-            "fairlead.roles.front_nodes:FrontNodes.update: handle.close()",
+            "fairlead.server.app:serve: signals.cancel_scope.cancel()",
+            "fairlead.server.app:Composition._services: Services(draining=self.draining.is_set)",
+            "fairlead.server.processes.child:SupervisorLink.__init__: FrameLink(name='supervisor')",
+            "fairlead.server.processes.child:SupervisorLink.serve: self._received.clear()",
+            "fairlead.server.processes.child:_report: await trio.sleep_forever()",
+            (
+                "fairlead.server.processes.dispatcher_role:_find_files: "
+                "trio.to_thread.run_sync(abandon_on_cancel=True)"
+            ),
+            "fairlead.distributed.supervisor.front_nodes:FrontNodes.update: handle.close()",
         ),
         "another part does the same, or only memory and time are saved",
     ),
     **dict.fromkeys(
         (
-            "fairlead.app:Composition._services: Services(problems=lambda: fleet.problems)",
-            "fairlead.roles.child:SupervisorLink.serve: handle(message)",
-            "fairlead.roles.fleet_view:FleetView.output: InvalidRequest(param='model')",
-            "fairlead.roles.fleet_view:FleetView._read_output: output.end = max(output.end, begin)",
+            "fairlead.server.app:Composition._services: Services(problems=lambda: fleet.problems)",
+            "fairlead.server.processes.child:SupervisorLink.serve: handle(message)",
+            "fairlead.distributed.supervisor.fleet_view:FleetView.output: InvalidRequest(param='model')",
+            (
+                "fairlead.distributed.supervisor.fleet_view:FleetView._read_output: output.end = "
+                "max(output.end, begin)"
+            ),
         ),
         "not tested: a stuck process that is not killed, a reload at a start, thousands of lines at once",
     ),
@@ -127,7 +147,7 @@ class Wire(NamedTuple):
     @property
     def is_of_fronts(self) -> bool:
         """Whether only a server with several fronts has it."""
-        return self.function.startswith("fairlead.roles")
+        return self.function.startswith(("fairlead.distributed.supervisor", "fairlead.server.processes"))
 
 
 def wires() -> Iterator[Wire]:

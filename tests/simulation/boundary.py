@@ -80,8 +80,8 @@ class System:
                 (trio.to_thread, "run_sync", self._run_in_thread),
                 (trio, "open_signal_receiver", self.signals.receiver),
                 (pathlib.Path, "read_text", _checked(self.machine, pathlib.Path.read_text)),
-                (sys.modules["fairlead.process.memory"], "PROC", Proc(self.processes)),
-                (sys.modules["fairlead.telemetry.metrics"], "ProcessCollector", _NoProcess),
+                (sys.modules["fairlead.nodes.processes.memory"], "PROC", Proc(self.processes)),
+                (sys.modules["fairlead.generation.metrics.metrics"], "ProcessCollector", _NoProcess),
             ):
                 stack.enter_context(patch.object(owner, name, replacement))
             waiting = {name: waits.of(name) for name in ("wait_readable", "wait_writable", "notify_closing")}

@@ -14,18 +14,18 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead.answer import attempt
-from fairlead.config import Config
-from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.ticket import Ticket
-from fairlead.dispatch.timer import Timer
-from fairlead.fleet.fleet import Fleet
-from fairlead.http.links import PlainLink
-from fairlead.http.listener import Listener
-from fairlead.process.health import Breaker, Change
-from fairlead.telemetry import logs
-from fairlead.tenancy.quotas import Charge
-from fairlead.worker.watchdog import Watchdog
+from fairlead.base.config import Config
+from fairlead.base.telemetry import logs
+from fairlead.nodes.engines.watchdog import Watchdog
+from fairlead.nodes.http.links import PlainLink
+from fairlead.nodes.processes.health import Breaker, Change
+from fairlead.nodes.streams import attempt
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.dispatch.timer import Timer
+from fairlead.router.fleet.fleet import Fleet
+from fairlead.router.quotas.quotas import Charge
+from fairlead.server.listener.listener import Listener
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 FAULTS_THAT_SHOW: dict[str, tuple[str, ...]] = {}
@@ -167,7 +167,7 @@ def listener_stops_after_an_error() -> Iterator[None]:
         async def give_up(_seconds: float) -> None:
             await trio.sleep_forever()
 
-        with patch("fairlead.http.listener.trio", _Trio(give_up)):
+        with patch("fairlead.server.listener.listener.trio", _Trio(give_up)):
             await real(self, listening, connections)
 
     with patch.object(Listener, "_accept", accept):

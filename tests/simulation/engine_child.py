@@ -1,4 +1,4 @@
-"""A fake child process of a model, which exchanges frames of `fairlead.messages` in virtual time.
+"""A fake child process of a model, which exchanges frames of `fairlead.base.messages` in virtual time.
 
 It generates the answers of `words`: in each step one token for each sequence that has a slot. A `ChildPlan`
 defines its faults: how it loads, and what it does at its n-th frame.
@@ -15,10 +15,10 @@ from typing import Any, Literal
 import msgspec
 import trio
 
-from fairlead import messages
-from fairlead.frames import FrameSplitter, encode_frame
-from fairlead.job import Sampling
-from fairlead.text.model import TextModel
+from fairlead.base import messages
+from fairlead.base.frames import FrameSplitter, encode_frame
+from fairlead.base.job import Sampling
+from fairlead.language.text.model import TextModel
 from simulation import words
 from simulation.network import Network
 from simulation.processes import Process

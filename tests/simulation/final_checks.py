@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from fairlead.worker.client import LOAD_PROGRESS_TIMEOUT_S
+from fairlead.nodes.engines.client import LOAD_PROGRESS_TIMEOUT_S
 from simulation.boundary import System
 from simulation.deployment import Deployment, Person
 from simulation.drawer import Drawer

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import trio
 
-from fairlead.text.tokenizer import Tokenizer
+from fairlead.language.text.tokenizer import Tokenizer
 from simulation import words
 from simulation.streams import End
 

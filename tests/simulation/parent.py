@@ -14,16 +14,16 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead import app
-from fairlead.api import history
-from fairlead.config import Config, demonstration_model
-from fairlead.configfile import read_config
-from fairlead.dispatch import dispatcher
-from fairlead.fleet import local_models
-from fairlead.fleet.reload import ConfigSource
-from fairlead.telemetry import logs
-from fairlead.telemetry.request_log import open_request_log
-from fairlead.text.model import TextModel
+from fairlead.base.config import Config, demonstration_model
+from fairlead.base.telemetry import logs
+from fairlead.generation.request_log import open_request_log
+from fairlead.language.text.model import TextModel
+from fairlead.router.dispatch import dispatcher
+from fairlead.router.fleet import local_models
+from fairlead.router.fleet.reload import ConfigSource
+from fairlead.server import app
+from fairlead.server.configfile import read_config
+from fairlead.server.routes import history
 from simulation.boundary import System
 from simulation.disk import ConfigurationFile
 from simulation.engine_child import ChildPlan, EngineChild
@@ -113,7 +113,7 @@ class Parent:
         self._broken = broken
         self._is_watched = is_watched
         system.processes.programs |= {
-            "fairlead.worker.main": self._engine,
+            "fairlead.engine.worker.main": self._engine,
             GUARD_PROGRAM: _guard,
             SERVER_PROGRAM: self._serve_command,
             STOP_PROGRAM: self._stop_command,

@@ -15,8 +15,8 @@ from typing import ClassVar
 import trio
 from trio.testing import MockClock
 
-from fairlead.config import ConfigError
-from fairlead.errors import LoadFailed
+from fairlead.base.config import ConfigError
+from fairlead.base.errors import LoadFailed
 from simulation import entropy, virtual_time
 from simulation.boundary import System
 from simulation.deployment import NODE_PORT, NODES, Deployment

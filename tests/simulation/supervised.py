@@ -12,16 +12,17 @@ from unittest.mock import patch
 import msgspec
 import trio
 
-from fairlead.config import Config
-from fairlead.fleet.reload import ConfigSource
-from fairlead.roles import child, control, dispatcher_role, front_role, supervisor
-from fairlead.roles.main import ROLES
-from fairlead.telemetry import logs
+from fairlead.base.config import Config
+from fairlead.base.telemetry import logs
+from fairlead.distributed.supervisor import control
+from fairlead.router.fleet.reload import ConfigSource
+from fairlead.server.processes import child, dispatcher_role, front_role, supervisor
+from fairlead.server.processes.main import ROLES
 from simulation.parent import Parent
 from simulation.processes import Process
 from simulation.sockets import LISTENING, FakeSocket
 
-ROLE_PROGRAM = "fairlead.roles.main"
+ROLE_PROGRAM = "fairlead.server.processes.main"
 START_S = 0.5  # until a process has imported its modules
 
 
@@ -37,7 +38,7 @@ class SupervisedServer(Parent):
             await supervisor.supervise(config, self.announcer, source=source)
 
     async def _play(self, process: Process, _args: Sequence[str]) -> int:
-        """Be a child of the supervisor: see `fairlead.roles.child.main`."""
+        """Be a child of the supervisor: see `fairlead.server.processes.child.main`."""
         await process.pause(START_S)
         (end,) = process.ends.values()
         end.refs += 1

@@ -9,7 +9,7 @@ import re
 from functools import cache
 from random import Random
 
-from fairlead.text.tokenizer import Tokenizer
+from fairlead.language.text.tokenizer import Tokenizer
 
 _TICKET = re.compile(r"q[0-9]+z")
 _WORDS = (

@@ -6,14 +6,14 @@ from typing import Any
 
 import trio
 
-from api.conftest import Client, Reply
-from fairlead.app import Composition
-from fairlead.config import ApiKey, Config, ModelConfig, QueueConfig, demonstration_model
-from fairlead.console.announcer import LogAnnouncer
+from fairlead.base.config import ApiKey, Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.language.text.model import TextModel
 from fairlead.nodes.limits import NodeLimits
-from fairlead.text.model import TextModel
+from fairlead.server.app import Composition
+from fairlead.server.console.announcer import LogAnnouncer
 from fake_fleet import FakeFleet
 from fake_nodes import LIMITS, TimedNode
+from server.routes.conftest import Client, Reply
 
 MODEL = TextModel.load(demonstration_model(), name="m")
 

@@ -3,11 +3,11 @@
 import pytest
 import trio
 
-from api.conftest import Reply
-from fairlead.errors import ModelUnloaded, NodeFailed
+from fairlead.base.errors import ModelUnloaded, NodeFailed
 from fairlead.nodes.limits import NodeLimits
-from fairlead.swap.policy import KeepEverything
+from fairlead.router.swap.policy import KeepEverything
 from fake_nodes import LIMITS, TimedNode
+from server.routes.conftest import Reply
 from stories.simulated_server import SimulatedServer
 
 OTHER_NODE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)

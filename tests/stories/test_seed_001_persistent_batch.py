@@ -16,8 +16,8 @@ import pytest
 
 from cext.input_batch_oracle import HEADER
 from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.base.job import Sampling
 from fairlead.engine.sampling.parameters import TABLE, BatchUpdate, SamplingColumns
-from fairlead.job import Sampling
 
 BLOCK = 4
 

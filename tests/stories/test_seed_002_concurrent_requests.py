@@ -14,12 +14,12 @@ from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead._cext.blockpool import BlockHashes, BlockPool
 from fairlead._cext.inputbatch import SequenceState
 from fairlead._cext.slotmap import NoSlotFree, SlotMap, StaleHandle
-from fairlead.config import Config, ConfigError, KvCacheConfig, ModelConfig, QueueConfig
+from fairlead.base.config import Config, ConfigError, KvCacheConfig, ModelConfig, QueueConfig
+from fairlead.base.errors import FairleadError
+from fairlead.base.job import Sampling
+from fairlead.base.messages import Output
 from fairlead.engine.engine import Engine
 from fairlead.engine.sequence import Sequence, SequenceStatus
-from fairlead.errors import FairleadError
-from fairlead.job import Sampling
-from fairlead.messages import Output
 
 # The document's numbers. The engine adds cancellation and preemption to the document's states.
 MODEL = ModelConfig(

@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from fairlead._cext.fairqueue import FairQueue
-from fairlead.config import demonstration_model
+from fairlead.base.config import demonstration_model
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine.loading import load_runner
-from fairlead.messages import WorkerSpec
 
 
 @pytest.fixture

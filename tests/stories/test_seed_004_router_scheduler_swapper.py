@@ -3,13 +3,13 @@
 import pytest
 import structlog
 
-from dispatch.recorded import FakeNode, job, limits, scheduler, submit
-from fairlead.config import LruSwap
-from fairlead.swap.group import Group, GroupPolicy
-from fairlead.swap.lru import LruPolicy
-from fairlead.swap.matrix import MatrixPolicy
-from fairlead.swap.policy import EvictionPolicy, KeepEverything
-from fleet.running_fleet import running_fleet, sleeper
+from fairlead.base.config import LruSwap
+from fairlead.router.swap.group import Group, GroupPolicy
+from fairlead.router.swap.lru import LruPolicy
+from fairlead.router.swap.matrix import MatrixPolicy
+from fairlead.router.swap.policy import EvictionPolicy, KeepEverything
+from router.dispatch.recorded import FakeNode, job, limits, scheduler, submit
+from router.fleet.running_fleet import running_fleet, sleeper
 
 POLICIES = [
     GroupPolicy({"pair": Group(("a", "b"))}),

@@ -16,7 +16,7 @@ from torch import Tensor
 from fairlead.engine.arrays import upload
 from fairlead.engine.cache import KVCache
 from fairlead.engine.inputs import Inputs
-from fairlead.models.shape import ModelShape
+from fairlead.language.checkpoint.shape import ModelShape
 
 
 class PagedAttention:

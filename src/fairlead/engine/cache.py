@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead.models.shape import ModelShape
+from fairlead.language.checkpoint.shape import ModelShape
 
 
 def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> tuple[int, ...]:

@@ -12,12 +12,12 @@ from typing import Any, Self
 import numpy as np
 
 from fairlead._cext.cpustep import CpuModel, formats, variants
+from fairlead.base.errors import LoadFailed
 from fairlead.engine.inputs import Inputs
-from fairlead.errors import LoadFailed
-from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
-from fairlead.models.checkpoint_tensors import CheckpointTensors, tied_as_stored
-from fairlead.models.frequencies import inverse_frequencies
-from fairlead.models.numbers import rounded, widen
+from fairlead.engine.models.checkpoint_tensors import CheckpointTensors, tied_as_stored
+from fairlead.engine.models.frequencies import inverse_frequencies
+from fairlead.engine.models.numbers import rounded, widen
+from fairlead.language.checkpoint.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
 
 BLOCK_SIZE = 16
 """Tokens per block; the kernel supports no other size."""

@@ -20,8 +20,8 @@ from fairlead.engine.device_layers import DeviceLayers
 from fairlead.engine.device_sampling import warm
 from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
 from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep
+from fairlead.engine.models.model import Model
 from fairlead.engine.paged_attention import DeviceAttention
-from fairlead.models.model import Model
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fairlead.engine import device_kernels as kernels
+from fairlead.engine.models.layers import GatedMLP
+from fairlead.engine.models.model import Model
+from fairlead.engine.models.network import Attention, Network, Norm
 from fairlead.engine.paged_attention import DeviceAttention, power_of_two
-from fairlead.models.architecture import COMMON, unsupported
-from fairlead.models.layers import GatedMLP
-from fairlead.models.model import Model
-from fairlead.models.network import Attention, Network, Norm
+from fairlead.language.checkpoint.architecture import COMMON, unsupported
 
 _GATE_TILE = 1024
 SUPPORTED = {

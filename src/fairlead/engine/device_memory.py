@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from fairlead.errors import LoadFailed
+from fairlead.base.errors import LoadFailed
 
 _MIB = 1024 * 1024
 # The KV cache's share of the memory that the weights leave; steps need the rest.

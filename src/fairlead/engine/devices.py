@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import torch
 
-from fairlead.errors import LoadFailed
-from fairlead.models.parallel import Ranks
+from fairlead.base.errors import LoadFailed
+from fairlead.engine.models.parallel import Ranks
 
 _OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 # Memory of a CUDA device that a process uses besides its tensors: the context and the kernels' code.

@@ -15,9 +15,9 @@ from torch import Tensor
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows
+from fairlead.engine.models.pooler import Pooler
 from fairlead.engine.step import SampledTokens
-from fairlead.models.pooler import Pooler
-from fairlead.models.pooling import Pooling
+from fairlead.language.checkpoint.pooling import Pooling
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

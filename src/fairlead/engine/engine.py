@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fairlead._cext.inputbatch import Committed, InputBatch, Step
+from fairlead.base.job import Sampling
+from fairlead.base.messages import EngineStatistics, Output, Speculation
 from fairlead.engine.admission import Predictor
 from fairlead.engine.cache_trimming import CacheTrimming, TrimmedCache
 from fairlead.engine.live_sequences import LiveSequences
@@ -22,9 +24,7 @@ from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.slow_masks import SlowMasks
 from fairlead.engine.step import Outcome, Runner, SampledTokens
-from fairlead.job import Sampling
-from fairlead.messages import EngineStatistics, Output, Speculation
-from fairlead.structured.compiler import GrammarCompiler
+from fairlead.language.structured.compiler import GrammarCompiler
 
 # The batch's parameters of a prompt to embed: it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)

@@ -10,7 +10,7 @@ from fairlead.engine.arrays import upload
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
 from fairlead.engine.inputs import Inputs
-from fairlead.models.model import Model
+from fairlead.engine.models.model import Model
 
 FEW_ROWS = 32
 """With fewer rows than about half of this, matrix products are summed in another order."""

@@ -6,13 +6,13 @@ from functools import partial
 import msgspec
 from llguidance import LLMatcher
 
+from fairlead.base.messages import ErrorCode, Output
 from fairlead.engine.deadlines import Deadlines
 from fairlead.engine.output_details import OutputDetails
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.slow_masks import SlowMasks
-from fairlead.messages import ErrorCode, Output
-from fairlead.structured.compiler import GrammarCompiler
+from fairlead.language.structured.compiler import GrammarCompiler
 
 # In Python 3.11, reading these from the enumeration takes 0.5 µs.
 COMPILING, COMPLETED = SequenceStatus.COMPILING, SequenceStatus.COMPLETED

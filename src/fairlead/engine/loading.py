@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead._cext.inputbatch import InputBatch
+from fairlead.base.errors import LoadFailed
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine import cpu_step, threads
 from fairlead.engine.backend import Forward, StagedForward
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.device_memory import DeviceMemory, cache_bytes, may_have_gpu, split_blocks
+from fairlead.engine.models.checkpoint_tensors import CheckpointTensors
+from fairlead.engine.models.numbers import choose_cpu_dtype
 from fairlead.engine.runner import ModelRunner
-from fairlead.errors import LoadFailed
-from fairlead.messages import WorkerSpec
-from fairlead.models.architecture import ArchitectureSpec
-from fairlead.models.checkpoint import Checkpoint
-from fairlead.models.checkpoint_tensors import CheckpointTensors
-from fairlead.models.folder import read_folder
-from fairlead.models.numbers import choose_cpu_dtype
-from fairlead.models.shape import ModelShape
+from fairlead.language.checkpoint.architecture import ArchitectureSpec
+from fairlead.language.checkpoint.checkpoint import Checkpoint
+from fairlead.language.checkpoint.folder import read_folder
+from fairlead.language.checkpoint.shape import ModelShape
 
 if TYPE_CHECKING:
     from fairlead.engine.embedder import EmbeddingRunner

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from fairlead._cext.inputbatch import Committed
+from fairlead.base.job import FinishReason, TokenLogprob
+from fairlead.base.messages import Output
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence
 from fairlead.engine.step import PromptScores, SampledTokens
-from fairlead.job import FinishReason, TokenLogprob
-from fairlead.messages import Output
 
 
 class OutputDetails(msgspec.Struct):

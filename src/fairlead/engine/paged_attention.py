@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairlead.engine import paged_attention_kernels as kernels
 from fairlead.engine.cache import KVCache
-from fairlead.models.shape import ModelShape
+from fairlead.language.checkpoint.shape import ModelShape
 
 PROGRAMS_TARGET = 1024  # for decodes: about eight per multiprocessor of a large GPU
 MAX_SPLITS = 32  # as many as one program combines at the end

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fairlead.models.parallel import Ranks
+from fairlead.engine.models.parallel import Ranks
 
 # A rank that waits in vain is ended otherwise: by the parent's watchdog, or because another one has ended.
 TIMEOUT = timedelta(days=1)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.base.job import TokenLogprob
 from fairlead.engine.arrays import Array, Arriving, device_of, upload
 from fairlead.engine.inputs import Inputs
 from fairlead.engine.sampling.logprobs import LEAST_LOGPROB, log_probabilities
 from fairlead.engine.step import PromptScores
-from fairlead.job import TokenLogprob
 
 
 class _Chunk(NamedTuple):

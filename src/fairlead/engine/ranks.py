@@ -17,7 +17,7 @@ from torch import Tensor
 from fairlead._cext.inputbatch import Offsets
 from fairlead.engine.backend import Forward, StagedForward, staging
 from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep
-from fairlead.models.parallel import Ranks
+from fairlead.engine.models.parallel import Ranks
 
 
 class RunStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fairlead._cext.inputbatch import SequenceState
+from fairlead.base.job import Sampling
 from fairlead.engine.sampling import parameters
-from fairlead.job import Sampling
-from fairlead.structured.constraint import Constraint
+from fairlead.language.structured.constraint import Constraint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

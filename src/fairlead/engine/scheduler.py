@@ -11,13 +11,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.base.messages import Speculation
 from fairlead.engine.admission import Predictor, SequenceAdmission
 from fairlead.engine.memory import Memory, Prefix
 from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 from fairlead.engine.slow_masks import SlowMasks
-from fairlead.messages import Speculation
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from fairlead._cext.blockpool import BlockHashes
 from fairlead._cext.inputbatch import SequenceState
-from fairlead.structured.constraint import Constraint
+from fairlead.language.structured.constraint import Constraint
 
 MOST_PREEMPTIONS = 3
 NO_HANDLE = 0  # generations begin at 1, so no handle of a sequence is 0

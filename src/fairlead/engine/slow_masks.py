@@ -9,8 +9,8 @@ from collections.abc import Hashable
 from functools import partial
 
 from fairlead.engine.sequence import Sequence
-from fairlead.structured.constraint import Constraint
-from fairlead.structured.turn_pool import TurnPool
+from fairlead.language.structured.constraint import Constraint
+from fairlead.language.structured.turn_pool import TurnPool
 
 THREADS = 2
 SHARE = 0.25

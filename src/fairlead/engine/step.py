@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead.job import TokenLogprob
-from fairlead.messages import Output
+from fairlead.base.job import TokenLogprob
+from fairlead.base.messages import Output
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fairlead.base.errors import LoadFailed
+from fairlead.base.messages import WorkerSpec
 from fairlead.engine import threads
 from fairlead.engine.backend import Forward
 from fairlead.engine.cache import KVCache, bytes_per_token
@@ -13,12 +15,10 @@ from fairlead.engine.devices import CudaMemory, find_device, runs_our_kernels
 from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.loading import LoadedModel, LoadedWeights, finish_loading, limit_threads
+from fairlead.engine.models.loader import WeightSource, read_source
+from fairlead.engine.models.parallel import ALONE, Ranks
 from fairlead.engine.ranks import Follower, LeadingForward, Membership, ReceivedTables
 from fairlead.engine.runner import STEPS_AT_ONCE, ModelRunner
-from fairlead.errors import LoadFailed
-from fairlead.messages import WorkerSpec
-from fairlead.models.loader import WeightSource, read_source
-from fairlead.models.parallel import ALONE, Ranks
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -1,8 +1,8 @@
 """A server that a configured command starts, as a node: one run of it, from its start to its end.
 
 `CommandNode.run` starts the process, waits until it answers, and takes jobs. It ends by raising: when the
-process ends, when the process hangs (`process/liveness.py`), or when a stranger answers on its port
-(`process/ports.py`).
+process ends, when the process hangs (`nodes/processes/liveness.py`), or when a stranger answers on its port
+(`nodes/processes/ports.py`).
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from http import HTTPStatus
 import structlog
 import trio
 
-from fairlead.answer.sink import Sink
-from fairlead.config import CommandConfig, HealthConfig
-from fairlead.errors import LoadFailed, NodeFailed
-from fairlead.grant import Grant
-from fairlead.http.client import Upstream, UpstreamFailed
-from fairlead.job import Job
+from fairlead.base.config import CommandConfig, HealthConfig
+from fairlead.base.errors import LoadFailed, NodeFailed
+from fairlead.base.grant import Grant
+from fairlead.base.job import Job
 from fairlead.nodes.command_start import CommandStart, command_start, is_taken
+from fairlead.nodes.http.client import Upstream, UpstreamFailed
 from fairlead.nodes.node import ModelState, NodeReport
+from fairlead.nodes.processes.command_process import CommandProcess
+from fairlead.nodes.processes.health import HealthCheck
+from fairlead.nodes.processes.liveness import LivenessProbe
+from fairlead.nodes.processes.ports import PortOwner
 from fairlead.nodes.progress import fraction_reader
 from fairlead.nodes.remote_node import RemoteNode, upstream_timeouts
 from fairlead.nodes.status import ProcessStatus
-from fairlead.process.command_process import CommandProcess
-from fairlead.process.health import HealthCheck
-from fairlead.process.liveness import LivenessProbe
-from fairlead.process.ports import PortOwner
+from fairlead.nodes.streams.sink import Sink
 
 FIRST_POLL_S = 0.05
 LONGEST_POLL_S = 1.0

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import trio
 from msgspec.structs import replace
 
-from fairlead.config import CommandConfig
-from fairlead.config.command_keys import keys_in_file, keys_of, usable
-from fairlead.errors import LoadFailed
-from fairlead.process import ports
+from fairlead.base.config import CommandConfig
+from fairlead.base.config.command_keys import keys_in_file, keys_of, usable
+from fairlead.base.errors import LoadFailed
+from fairlead.nodes.processes import ports
 
 # A daemon, such as Docker's, closes the port of a server shortly after the server has ended.
 RELEASE_WAIT_S = 3.0

@@ -11,24 +11,24 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.answer.embedding_job import embedding
-from fairlead.answer.sequence import NodeSequence
-from fairlead.answer.sink import Sink
-from fairlead.config import HealthConfig, ModelConfig
-from fairlead.config.models import SpeculationConfig
-from fairlead.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed, StaleGrant
-from fairlead.grant import Grant
-from fairlead.job import AnswerParts, Job
-from fairlead.messages import EngineStatistics, Output, Ready, Speculation, WorkerSpec
+from fairlead.base.config import HealthConfig, ModelConfig
+from fairlead.base.config.models import SpeculationConfig
+from fairlead.base.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed, StaleGrant
+from fairlead.base.grant import Grant
+from fairlead.base.job import AnswerParts, Job
+from fairlead.base.messages import EngineStatistics, Output, Ready, Speculation, WorkerSpec
+from fairlead.language.text.answer import ChoiceText
+from fairlead.language.text.model import TextModel
+from fairlead.nodes.engines.attachment import Attachment
+from fairlead.nodes.engines.client import COMMAND
+from fairlead.nodes.engines.sequence_client import SequenceClient
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import GpuUse, NodeReport
 from fairlead.nodes.own_engine import OwnEngine
 from fairlead.nodes.status import EngineStatus, ProcessStatus
-from fairlead.text.answer import ChoiceText
-from fairlead.text.model import TextModel
-from fairlead.worker.attachment import Attachment
-from fairlead.worker.client import COMMAND
-from fairlead.worker.sequence_client import SequenceClient
+from fairlead.nodes.streams.embedding_job import embedding
+from fairlead.nodes.streams.sequence import NodeSequence
+from fairlead.nodes.streams.sink import Sink
 
 logger = structlog.get_logger("fairlead.node")
 

@@ -6,13 +6,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
+from fairlead.base.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
+from fairlead.language.text.model import TextModel
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.engine_node import EngineNode, own_engine, worker_spec
+from fairlead.nodes.engines.client import COMMAND
 from fairlead.nodes.node import GpuUse, Node, NodeReport
 from fairlead.nodes.status import ProcessStatus
-from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND
 
 
 class ModelProcess(Node, Protocol):

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from fairlead.answer.sink import Sink
-from fairlead.grant import Grant
-from fairlead.job import Job
+from fairlead.base.grant import Grant
+from fairlead.base.job import Job
 from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.streams.sink import Sink
 
 ModelState = Literal["stopped", "loading", "ready", "draining", "stopping", "failed"]
 

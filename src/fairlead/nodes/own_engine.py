@@ -7,12 +7,12 @@ from functools import partial
 import msgspec
 import trio
 
-from fairlead.errors import LoadFailed, NodeFailed
-from fairlead.messages import Ready, WorkerSpec
-from fairlead.process.socket_folder import socket_folder
-from fairlead.worker.attachment import CLOSED, Attachment
-from fairlead.worker.client import COMMAND, Worker
-from fairlead.worker.sequence_client import SequenceClient
+from fairlead.base.errors import LoadFailed, NodeFailed
+from fairlead.base.messages import Ready, WorkerSpec
+from fairlead.nodes.engines.attachment import CLOSED, Attachment
+from fairlead.nodes.engines.client import COMMAND, Worker
+from fairlead.nodes.engines.sequence_client import SequenceClient
+from fairlead.nodes.processes.socket_folder import socket_folder
 
 SOCKET = "engine.sock"
 # For what an ended process has sent before.

@@ -16,20 +16,20 @@ import structlog
 import trio
 from msgspec.structs import asdict, replace
 
-from fairlead.answer.relay import relay
-from fairlead.answer.relay_sink import RelaySink
-from fairlead.answer.sink import Sink
-from fairlead.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
-from fairlead.errors import FairleadError, NodeFailed
-from fairlead.grant import Grant
-from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
-from fairlead.job import Job, Relay
+from fairlead.base.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
+from fairlead.base.errors import FairleadError, NodeFailed
+from fairlead.base.grant import Grant
+from fairlead.base.job import Job, Relay
+from fairlead.nodes.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import NodeReport
+from fairlead.nodes.processes.health import Breaker, Change, HealthCheck, Outcome, watch
 from fairlead.nodes.running_relays import RunningRelays
 from fairlead.nodes.server_probe import THIS_SERVER, ServerProbe, ServerReport
 from fairlead.nodes.status import RemoteStatus
-from fairlead.process.health import Breaker, Change, HealthCheck, Outcome, watch
+from fairlead.nodes.streams.relay import relay
+from fairlead.nodes.streams.relay_sink import RelaySink
+from fairlead.nodes.streams.sink import Sink
 
 # A remote node reports no such limit. It refuses what it cannot take.
 UNLIMITED_TOKENS = 2**31

@@ -6,11 +6,11 @@ from math import inf
 
 import trio
 
-from fairlead.answer.relay_sink import RelaySink
-from fairlead.answer.sink import Sink
-from fairlead.errors import FairleadError, NodeFailed
-from fairlead.job import Job, Relay
-from fairlead.supervision import FailureBoundary, described, log_failure
+from fairlead.base.errors import FairleadError, NodeFailed
+from fairlead.base.job import Job, Relay
+from fairlead.base.supervision import FailureBoundary, described, log_failure
+from fairlead.nodes.streams.relay_sink import RelaySink
+from fairlead.nodes.streams.sink import Sink
 
 Exchange = Callable[[Job, Relay, RelaySink], Awaitable[None]]
 

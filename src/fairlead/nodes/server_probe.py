@@ -12,9 +12,9 @@ import msgspec
 import structlog
 from msgspec import Meta
 
-from fairlead.answer.reported import decoded, excerpt
-from fairlead.http.client import Upstream, UpstreamFailed
-from fairlead.http.server_sent_events import BYTE_ORDER_MARK
+from fairlead.base.formats.server_sent_events import BYTE_ORDER_MARK
+from fairlead.base.reported import decoded, excerpt
+from fairlead.nodes.http.client import Upstream, UpstreamFailed
 
 # Largest bodies of `/health`, and of `/v1/models` and `/running`.
 HEALTH_BYTES = 64 * 1024

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fairlead.http.client import UpstreamStatistics
+from fairlead.nodes.http.client import UpstreamStatistics
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The sampling parameters, each declared once, and their values by slot. Uses no logits and no device.
 
-A new parameter is an entry of `PARAMETERS`, a field of `fairlead.job.Sampling` (its wire form; a test
+A new parameter is an entry of `PARAMETERS`, a field of `fairlead.base.job.Sampling` (its wire form; a test
 compares the two), and its use: in a logits processor, or in the samplers, which find its column by name.
 """
 
@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from fairlead._cext.inputbatch import SequenceState
-from fairlead.job import ReasoningLimit, Sampling
-from fairlead.structured.constraint import Constraint
+from fairlead.base.job import ReasoningLimit, Sampling
+from fairlead.language.structured.constraint import Constraint
 
 INT32_MAX = 2**31 - 1
 _SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF

@@ -14,6 +14,7 @@ import numpy as np
 
 from fairlead._cext import cpustep as kernel
 from fairlead._cext.inputbatch import InputBatch
+from fairlead.base.job import TokenLogprob
 from fairlead.engine.arrays import Array, Arriving, device_of, upload
 from fairlead.engine.sampling import logits_processors
 from fairlead.engine.sampling.logits_processors import LogitsProcessor, SampledRows
@@ -29,7 +30,6 @@ from fairlead.engine.sampling.row_parameters import (
 from fairlead.engine.sampling.token_masks import ConstrainedSequences, TokenMasks
 from fairlead.engine.step import SampledTokens
 from fairlead.engine.threads import get_threads
-from fairlead.job import TokenLogprob
 
 
 class Sampler:

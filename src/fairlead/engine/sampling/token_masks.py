@@ -12,8 +12,8 @@ import numpy as np
 from fairlead._cext.inputbatch import SequenceState
 from fairlead.engine.sampling.logits_processors import SampledRows, keep_by_slot
 from fairlead.engine.sampling.parameters import BatchUpdate
-from fairlead.structured.constraint import WORD_BITS, Constraint
-from fairlead.structured.filling import MaskFilling
+from fairlead.language.structured.constraint import WORD_BITS, Constraint
+from fairlead.language.structured.filling import MaskFilling
 
 
 class TokenMasks(NamedTuple):

@@ -20,7 +20,7 @@ from fairlead.engine.sampling.row_parameters import (
     uniforms,
 )
 from fairlead.engine.sampling.token_masks import TokenMasks
-from fairlead.structured.constraint import WORD_BITS
+from fairlead.language.structured.constraint import WORD_BITS
 
 _CANDIDATES = 1024  # enough for top_p in most rows, and far cheaper than sorting a vocabulary
 _RUN = 128  # tokens per partial sum in the search for a draw's place

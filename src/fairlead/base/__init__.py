@@ -1,0 +1,1 @@
+"""Values and settings that every package uses."""

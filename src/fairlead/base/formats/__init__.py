@@ -1,0 +1,1 @@
+"""Formats of bytes and headers, read and written without I/O."""

@@ -1,0 +1,1 @@
+"""The log: what is written, and the thread that writes it."""

@@ -1,0 +1,1 @@
+"""How models mark reasoning and tool calls: the records, and the patterns in them."""

@@ -1,0 +1,204 @@
+"""OpenAI's chat completions: `POST /v1/chat/completions`."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.base.config import Limits
+from fairlead.base.formats.server_sent_events import encode_event
+from fairlead.base.job import Delta, Job
+from fairlead.base.upstream_events import chat_readers
+from fairlead.dialects import shapes
+from fairlead.dialects.body import BodyParser, invalid_field
+from fairlead.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
+from fairlead.dialects.fields import MAX_INT32, Envelope, PositiveCount, TemplateVariables, TopLogprobs
+from fairlead.dialects.openai.chat_reader import OpenAIChatReader
+from fairlead.dialects.openai.chunks import Chunks
+from fairlead.dialects.openai.common import (
+    Generation,
+    OpenAIErrors,
+    call_id,
+    check_generation,
+    completion_response,
+    encode,
+    identity,
+    stop_strings,
+)
+from fairlead.dialects.openai.events import ChunkReader
+from fairlead.dialects.openai.logprobs import chat_logprobs, prompt_logprobs
+from fairlead.dialects.openai.messages import (
+    Messages,
+    Tools,
+    template_messages,
+    template_tools,
+    template_variables,
+)
+from fairlead.dialects.openai.structured import ToolChoice, answer_spec
+from fairlead.dialects.unserved import CHAT, capturing, refuse_unserved
+
+
+class ChatEnvelope(Envelope, frozen=True, kw_only=True):
+    """What is read of every body."""
+
+    @property
+    def choices(self) -> int:
+        """The number of choices in the answer, as far as it distinguishes them."""
+        return self.n or 1
+
+
+class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`. `max_completion_tokens` is OpenAI's newer name for `max_tokens`."""
+
+    messages: Messages
+    max_completion_tokens: PositiveCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+
+
+_parse = BodyParser(capturing(ChatCompletionRequest, CHAT))
+
+
+class ChatReasoning:
+    """`ReasoningEvents` as chunks of a chat completion."""
+
+    def write(self, job: Job, created: int, text: str) -> bytes:
+        """See `ReasoningEvents`. Without a role: clients that merge deltas would have it twice."""
+        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
+        chunk = identity(job, ChatChunks.kind, created) | {"choices": [choice]}
+        return encode_event(encode(chunk))
+
+
+class ChatDialect(OpenAIErrors, StreamingDialect):
+    """Chat completions. Their `options` are `StreamOptions`."""
+
+    path = "/v1/chat/completions"
+    body_type = ChatCompletionRequest
+    answer_type = shapes.ChatCompletion
+    refused_fields = CHAT
+    job_prefix = "chatcmpl"
+    read_envelope = BodyParser(ChatEnvelope)
+    reader = ChunkReader()
+    reasoning_events = ChatReasoning()
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """Return the request in a body."""
+        request = _parse(body, limits)
+        refuse_unserved(request, CHAT)
+        check_generation(request)
+        if request.top_logprobs and not request.logprobs:
+            raise invalid_field("top_logprobs", "needs logprobs: true")
+        budget = request.thinking_token_budget
+        return GenerationRequest(
+            messages=template_messages(request.messages),
+            tools=None if request.tool_choice == "none" else template_tools(request.tools),
+            template_variables=template_variables(request.reasoning_effort, request.chat_template_kwargs),
+            is_chat=True,
+            answer=answer_spec(
+                request.response_format,
+                request.structured_outputs,
+                request.tools,
+                request.tool_choice,
+                parallel=request.parallel_tool_calls is not False,
+            ),
+            reasoning_tokens=None if budget == -1 else budget,
+            sampling=request,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            stop=stop_strings(request.stop),
+            n=request.n or 1,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            prompt_logprobs=request.prompt_logprobs,
+            options=request.stream_options,
+        )
+
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """Return the body of a response; `deltas` has one per choice, in order."""
+        job, tokenizer = context.job, context.own_model.tokenizer
+        has_logprobs = job.sampling.logprobs is not None
+        choices = [
+            {
+                "index": delta.index,
+                "message": _message(context, delta),
+                # Encoded for each choice: one call for all of them would hold the GIL too long.
+                "logprobs": (
+                    msgspec.Raw(encode(chat_logprobs(tokenizer, delta.logprobs))) if has_logprobs else None
+                ),
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
+            }
+            for delta in deltas
+        ]
+        response = completion_response(job, "chat.completion", context.created, choices, deltas)
+        if job.sampling.prompt_logprobs is not None:
+            listed = prompt_logprobs(tokenizer, deltas[0].prompt_logprobs)
+            response["prompt_logprobs"] = msgspec.Raw(encode(listed))
+        return encode(response)
+
+    def stream_writer(self, context: AnswerContext) -> "ChatChunks":
+        """Return the writer of a streamed response."""
+        return ChatChunks(context, self.error_event)
+
+
+chat_readers[ChatDialect.path] = OpenAIChatReader()
+
+
+def _message(context: AnswerContext, delta: Delta) -> dict[str, Any]:
+    """Return the message of a choice; without content if it is only a call."""
+    content = None if delta.calls and not delta.text else delta.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if delta.reasoning:
+        message["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id(context, delta.index, call.number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in delta.calls
+        ]
+    return message
+
+
+class ChatChunks(Chunks):
+    """The chunks of a chat completion. The first of a choice has the role, the last an empty `delta`."""
+
+    kind = "chat.completion.chunk"
+    opening = b'"delta":{"content":'
+    closing = b"}"
+
+    def _beginning(self, delta: Delta) -> bytes:
+        return self._head + b'{"index":%d,"delta":{"role":"assistant","content":""' % delta.index + self._tail
+
+    def _parts(self, delta: Delta) -> bytes:
+        members: list[dict[str, Any]] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
+        if delta.text:
+            members.append({"content": delta.text})
+        for piece in delta.calls:
+            index = piece.number
+            if piece.name is not None:
+                identified = {"index": index, "id": call_id(self._context, delta.index, index)}
+                function = {"name": piece.name, "arguments": ""}
+                members.append({"tool_calls": [{**identified, "type": "function", "function": function}]})
+            if piece.arguments:
+                function = {"arguments": piece.arguments}
+                members.append({"tool_calls": [{"index": index, "function": function}]})
+        head = self._head + b'{"index":%d,"delta":' % delta.index
+        return b"".join([head + encode(one)[:-1] + self._tail for one in members])
+
+    def _last(self, delta: Delta) -> bytes:
+        content = b""
+        if delta.text or delta.logprobs:
+            before = Delta(delta.index, delta.text, logprobs=delta.logprobs)
+            content = self._heads[delta.index] + encode(delta.text) + self._detailed_tail(before)
+        end = Delta(delta.index, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
+        return content + self._head + b'{"index":%d,"delta":{' % delta.index + self._detailed_tail(end)
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        return chat_logprobs(self._tokenizer, delta.logprobs)

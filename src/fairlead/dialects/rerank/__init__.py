@@ -1,0 +1,1 @@
+"""Comparison of texts: reranking and scoring."""

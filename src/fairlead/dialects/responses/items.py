@@ -1,0 +1,172 @@
+"""The input of OpenAI's Responses API: its items, and the same as chat templates read messages.
+
+A turn of the model is several items, but one message of a template: reasoning, text and calls, in this order.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.base.errors import quoted
+from fairlead.dialects.body import invalid_field
+from fairlead.dialects.responses.tools import qualified
+
+MAX_ITEMS = 16_384
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
+_REASONING_TEXTS = frozenset({"reasoning_text", "summary_text", "text"})
+
+
+class InputPart(msgspec.Struct, frozen=True):
+    """A piece of an item: text, or a `refusal`. The error for other types names them."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+InputParts = Annotated[list[InputPart], Meta(max_length=4096)]
+
+
+class InputItem(msgspec.Struct, frozen=True):
+    """An item of the input: `message`, `function_call`, `function_call_output` or `reasoning`.
+
+    One without a type is a message. Items of answers may be sent back as they are.
+    """
+
+    type: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | InputParts | None = None
+    summary: InputParts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    output: str | InputParts | None = None
+
+
+Input = str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)]
+
+
+def input_messages(
+    instructions: str | None, history: Sequence[dict[str, Any]], given: Input | None
+) -> list[dict[str, Any]]:
+    """Return the messages of a request, as chat templates read them: `history` precedes the input.
+
+    Raises `InvalidRequest`, which names the field.
+    """
+    conversation = _Conversation()
+    if instructions is not None:
+        conversation.messages.append({"role": "system", "content": instructions})
+    for index, item in enumerate(_earlier(history)):
+        conversation.add(item, f"previous_response_id.output[{index}]")
+    if isinstance(given, str):
+        conversation.messages.append({"role": "user", "content": given})
+    for index, item in enumerate(given if isinstance(given, list) else ()):
+        conversation.add(item, f"input[{index}]")
+    if not given and not isinstance(given, str) and not history:
+        raise invalid_field("input", "is missing" if given is None else "is empty")
+    return conversation.messages
+
+
+class _Conversation:
+    """Converts items to messages. `_turn` is the model's last turn, while it may continue."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._turn: dict[str, Any] | None = None
+
+    def add(self, item: InputItem, at: str) -> None:
+        """Add an item; `at` is its path."""
+        match item.type:
+            case None | "message":
+                self._add_message(item, at)
+            case "reasoning":
+                self._add_reasoning(item, at)
+            case "function_call":
+                self._add_call(item, at)
+            case "function_call_output":
+                self._add_output(item, at)
+            case "item_reference":
+                raise invalid_field(f"{at}.type", "references are not served; send the item itself")
+            case other:
+                raise invalid_field(f"{at}.type", f"items of type {quoted(other)} are not served")
+
+    def _add_message(self, item: InputItem, at: str) -> None:
+        role = _ROLES[_required(item.role, f"{at}.role")]
+        content = _content(_required(item.content, f"{at}.content"), f"{at}.content")
+        if role != "assistant":
+            self._turn = None
+            self.messages.append({"role": role, "content": content})
+        else:
+            self._turn_before("content", "tool_calls")["content"] = content
+
+    def _add_reasoning(self, item: InputItem, at: str) -> None:
+        text = _reasoning(item.content, f"{at}.content") or _reasoning(item.summary, f"{at}.summary")
+        if text:
+            turn = self._turn_before("reasoning", "content", "tool_calls")
+            turn["reasoning_content"] = turn["reasoning"] = text  # templates read one of the two
+
+    def _add_call(self, item: InputItem, at: str) -> None:
+        function = {
+            "name": qualified(item.namespace, _required(item.name, f"{at}.name")),
+            "arguments": _required(item.arguments, f"{at}.arguments"),
+        }
+        call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}
+        self._turn_before().setdefault("tool_calls", []).append(call)
+
+    def _add_output(self, item: InputItem, at: str) -> None:
+        self._turn = None
+        content = _content(_required(item.output, f"{at}.output"), f"{at}.output")
+        call_id = _required(item.call_id, f"{at}.call_id")
+        self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
+
+    def _turn_before(self, *parts: str) -> dict[str, Any]:
+        """Return the model's turn, which has none of these parts yet: a new one, if the last one has."""
+        if self._turn is None or any(part in self._turn for part in parts):
+            self._turn = {"role": "assistant"}
+            self.messages.append(self._turn)
+        return self._turn
+
+
+def _earlier(history: Sequence[dict[str, Any]]) -> list[InputItem]:
+    try:
+        return msgspec.convert(list(history), list[InputItem])
+    except msgspec.ValidationError as error:
+        raise invalid_field("previous_response_id", f"its items cannot be continued: {error}") from error
+
+
+def _required(value: Any, field: str) -> Any:
+    if value is None:
+        raise invalid_field(field, "must be given for this type of item")
+    return value
+
+
+def _content(content: str | list[InputPart], field: str) -> Any:
+    """Return a message's content for templates; a single part is a text, as in most requests to chats."""
+    if isinstance(content, str):
+        return content
+    texts = _texts(content, field, _TEXTS)
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _reasoning(content: str | list[InputPart] | None, field: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_texts(content, field, _REASONING_TEXTS))
+
+
+def _texts(parts: list[InputPart], field: str, types: frozenset[str]) -> list[str]:
+    for index, part in enumerate(parts):
+        if part.type not in types:
+            reason = f"parts of type {quoted(part.type)} are not served, only text"
+            raise invalid_field(f"{field}[{index}].type", reason)
+    written = [part.refusal if part.type == "refusal" else part.text for part in parts]
+    for index, text in enumerate(written):
+        if text is None:
+            member = "refusal" if parts[index].type == "refusal" else "text"
+            raise invalid_field(f"{field}[{index}].{member}", "must be given")
+    return [text or "" for text in written]

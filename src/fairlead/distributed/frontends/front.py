@@ -1,0 +1,85 @@
+"""A front as the dispatcher sees it: its connection, and its jobs."""
+
+import structlog
+
+from fairlead.base.errors import FairleadError
+from fairlead.base.frame_link import FrameLink
+from fairlead.distributed.frontends import wire
+from fairlead.router.dispatch.ticket import Ticket, TicketState
+from fairlead.router.dispatch.waiter import Waiter
+
+logger = structlog.get_logger("fairlead.distributed.frontends")
+
+
+class FrontJob(Waiter):
+    """A job of a front. What happens to it is sent to the front, if that is connected."""
+
+    __slots__ = ("front", "number", "tokens")
+
+    def __init__(self, front: "Front", number: int, ticket: Ticket, tokens: int = 0) -> None:
+        super().__init__(ticket)
+        self.front = front
+        self.number = number
+        self.tokens = tokens
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether it holds a seat."""
+        return self.ticket.state is TicketState.GRANTED
+
+    def generated(self) -> int:
+        """Return the number of tokens so far."""
+        return self.tokens
+
+    def granted(self) -> None:
+        """Receive a seat, at `ticket.node`, with the number `grant`."""
+        assert self.ticket.node is not None
+        assert self.grant is not None
+        self.front.served.add(self.ticket.job.tenant)
+        seat = wire.SeatGranted(self.number, self.ticket.node.id, self.grant, self.waited_s or 0.0)
+        self.front.send(seat)
+
+    def refused(self, error: FairleadError) -> None:
+        """Receive the error because of which there will be no seat (again)."""
+        self.front.send(wire.JobRefused(self.number, wire.ErrorValue.of(error)))
+
+    def stopped(self, error: FairleadError) -> None:
+        """Receive the error that ends the job now, wherever it is."""
+        self.front.send(wire.JobStopped(self.number, wire.ErrorValue.of(error)))
+
+    def report_again(self) -> None:
+        """Send what has happened to it, because the front may not have received it."""
+        if self.error is not None:
+            kind = wire.JobRefused if self.ticket.state is TicketState.DONE else wire.JobStopped
+            self.front.send(kind(self.number, wire.ErrorValue.of(self.error)))
+        elif self.has_seat:
+            self.granted()
+
+
+class Front:
+    """A front: its jobs by number, and its connection, None while it is away.
+
+    `served`: the names of tenants with counters that may have changed since the last heartbeat; one set for
+    all fronts. `has_counters`: whether all counters were sent over this connection.
+    """
+
+    def __init__(self, name: str, served: set[str]) -> None:
+        self.name = name
+        self.jobs: dict[int, FrontJob] = {}
+        self.link: FrameLink[wire.ToDispatcher] | None = None
+        self.undeclared: set[int] = set()
+        self.served = served
+        self.has_counters = False
+        self.connections = 0  # so far
+        self.orders = 0  # that are being executed
+
+    def send(self, message: wire.ToFront) -> None:
+        """Send a message; a front that is away gets it when it has connected again."""
+        if self.link is not None:
+            self.link.send(message)
+
+    def refuse(self, reason: str, error: Exception | None = None) -> None:
+        """End the connection after a message that a correct front does not send."""
+        logger.error("front sent an invalid message", front=self.name, reason=reason, exc_info=error)
+        if self.link is not None:
+            self.link.close()

@@ -1,0 +1,259 @@
+"""The quotas that all fronts share: the dispatcher has the usage of each key, and admits its jobs.
+
+A front asks for each job of a key with limits, and sends one message at its end. While no dispatcher answers,
+such jobs wait, as all jobs do. A new dispatcher begins with empty windows: the fronts declare the jobs that
+run, which are charged again, and the tokens of those that ended in between. So a key cannot have more jobs at
+a time than it may, but its minute begins again.
+"""
+
+import itertools
+from collections.abc import Iterable
+from math import inf
+from typing import Any
+
+import msgspec
+import trio
+
+from fairlead.base.config import ApiKey, KeyLimits
+from fairlead.base.errors import NoNode
+from fairlead.distributed.frontends.client import DispatchClient
+from fairlead.distributed.frontends.questions import Questions
+from fairlead.router.quotas.access import owner_of
+from fairlead.router.quotas.key_quotas import JobCharge
+from fairlead.router.quotas.quotas import Charge, Quota, QuotaUsage, limit_headers
+
+RETRY_S = 0.1
+MAX_IDLE = 1000
+"""Number of quotas from which those without any usage are removed."""
+
+_UNLIMITED = KeyLimits()
+
+
+class ChargeValue(msgspec.Struct, frozen=True):
+    """A charge, or a part of one.
+
+    number: unique at its front.
+    owner: the key that is charged (see `owner_of`).
+    limits: those of the key.
+    prompt_tokens: charged for the prompt.
+    answer_tokens: charged for the answer so far.
+    """
+
+    number: int
+    owner: str
+    limits: KeyLimits
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+
+class SharedQuotas:
+    """The dispatcher's side. `questions` are for `FrontServer`, which adds the front's name."""
+
+    def __init__(self) -> None:
+        self._quotas: dict[tuple[str, KeyLimits], Quota] = {}
+        self._charges: dict[str, dict[int, Charge]] = {}
+        self.questions: Questions = {
+            "admit": self.admit,
+            "check_quota": self.check,
+            "correct_prompt": self.correct_prompt,
+            "end_charge": self.end,
+            "declare_charges": self.declare,
+        }
+
+    def admit(self, front: str, value: Any, is_estimate: bool, param: str) -> QuotaUsage:
+        """Charge for a job, once even if asked twice. Raises as `Quota.admit` does."""
+        asked = msgspec.convert(value, ChargeValue)
+        now_s = trio.current_time()
+        quota = self._quota(asked, now_s)
+        charges = self._charges.setdefault(front, {})
+        if asked.number not in charges:
+            charges[asked.number] = quota.admit(
+                prompt_tokens=asked.prompt_tokens, now_s=now_s, is_estimate=is_estimate, param=param
+            )
+        return quota.usage(now_s)
+
+    def check(self, _front: str, value: Any) -> None:
+        """Raise `RateLimited` if a job with `prompt_tokens`, at most the limit, cannot be admitted now."""
+        now_s = trio.current_time()
+        self._quota(msgspec.convert(value, ChargeValue), now_s).check(now_s=now_s)
+
+    def correct_prompt(self, front: str, number: int, prompt_tokens: int) -> None:
+        """Replace the charge for the prompt's estimated tokens by a charge for its actual tokens."""
+        if (charge := self._charges.get(front, {}).get(number)) is not None:
+            charge.correct_prompt(prompt_tokens, trio.current_time())
+
+    def end(self, front: str, number: int, answer_tokens: int, is_refused: bool) -> None:
+        """End a charge."""
+        charge = self._charges.get(front, {}).pop(number, None)
+        if charge is None:
+            return
+        if is_refused:
+            charge.refund()
+        elif answer_tokens:
+            charge.charge_answer(answer_tokens, trio.current_time())
+        charge.end()
+
+    def declare(self, front: str, running: Any, ended: Any, asking: Any) -> None:
+        """Handle the charges that a front has when it has connected, and those that ended before.
+
+        It will ask again for the charges with the numbers `asking`, which are kept if they are known.
+        """
+        now_s = trio.current_time()
+        charges = self._charges.setdefault(front, {})
+        for value in msgspec.convert(ended, list[ChargeValue]):
+            charge = charges.pop(value.number, None) or self._restore(value, now_s)
+            charge.charge_answer(value.answer_tokens, now_s)
+            charge.end()
+        declared = msgspec.convert(running, list[ChargeValue])
+        for value in declared:
+            if value.number not in charges:
+                charges[value.number] = self._restore(value, now_s)
+        kept = {value.number for value in declared} | set(msgspec.convert(asking, list[int]))
+        for number in charges.keys() - kept:
+            charges.pop(number).end()
+
+    def end_front(self, front: str) -> None:
+        """End the charges of a front that has ended."""
+        for charge in self._charges.pop(front, {}).values():
+            charge.end()
+
+    def usage(self) -> dict[str, QuotaUsage]:
+        """Return the usage of the keys that have any, by owner."""
+        now_s = trio.current_time()
+        return {
+            owner: quota.usage(now_s)
+            for (owner, _), quota in self._quotas.items()
+            if not quota.is_idle(now_s)
+        }
+
+    def _restore(self, value: ChargeValue, now_s: float) -> Charge:
+        """Charge without a check: the job was admitted before."""
+        return Charge(self._quota(value, now_s), value.prompt_tokens, now_s)
+
+    def _quota(self, value: ChargeValue, now_s: float) -> Quota:
+        key = (value.owner, value.limits)
+        found = self._quotas.get(key)
+        if found is None:
+            if len(self._quotas) >= MAX_IDLE:
+                self._quotas = {k: quota for k, quota in self._quotas.items() if not quota.is_idle(now_s)}
+            found = self._quotas[key] = Quota(value.limits)
+        return found
+
+
+class RemoteQuotas:
+    """A front's side: `KeyQuotas` that ask the dispatcher. `timeout_s`: how long a job waits for one."""
+
+    def __init__(self, client: DispatchClient, *, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count(1)
+        self._running: dict[int, RemoteCharge] = {}
+        self._asking: set[int] = set()
+        self._ended: list[ChargeValue] = []  # while no dispatcher answered
+        self._usage: dict[str, QuotaUsage] = {}
+        self._updated_s = -inf
+        client.on_connect.append(self._declare)
+
+    async def admit(
+        self,
+        api_key: ApiKey | None,
+        *,
+        prompt_tokens: int,
+        is_estimate: bool = False,
+        param: str = "prompt",
+    ) -> JobCharge:
+        """See `KeyQuotas`. Raises `NoNode` if no dispatcher answers in time."""
+        if api_key is None or api_key.limits == _UNLIMITED:
+            return Charge(Quota(_UNLIMITED), prompt_tokens, 0.0)
+        value = ChargeValue(next(self._numbers), owner_of(api_key), api_key.limits, prompt_tokens)
+        self._asking.add(value.number)
+        try:
+            answer = await self._ask("admit", value, is_estimate, param)
+        except BaseException:
+            self._client.tell("end_charge", value.number, 0, True)  # it may have been charged
+            raise
+        finally:
+            self._asking.discard(value.number)
+        self.update({value.owner: msgspec.convert(answer, QuotaUsage)}, is_partial=True)
+        charge = self._running[value.number] = RemoteCharge(self, value)
+        return charge
+
+    async def check(self, api_key: ApiKey | None) -> None:
+        """See `KeyQuotas`. Raises `NoNode` if no dispatcher answers in time."""
+        if api_key is not None and api_key.limits != _UNLIMITED:
+            await self._ask("check_quota", ChargeValue(0, owner_of(api_key), api_key.limits))
+
+    def headers(self, api_key: ApiKey | None) -> dict[str, str]:
+        """See `KeyQuotas`. Usage at other fronts is that of the last update."""
+        if api_key is None or api_key.limits == _UNLIMITED:
+            return {}
+        usage = self._usage.get(owner_of(api_key), QuotaUsage())
+        return limit_headers(api_key.limits, usage.after(trio.current_time() - self._updated_s))
+
+    def change(self, api_keys: tuple[ApiKey, ...]) -> None:
+        """Do nothing: the limits of a request's key are sent with each question."""
+
+    def update(self, usage: dict[str, QuotaUsage], *, is_partial: bool = False) -> None:
+        """Record the usage of all keys, or only of these."""
+        now_s = trio.current_time()
+        kept = {}
+        if is_partial:
+            kept = {owner: known.after(now_s - self._updated_s) for owner, known in self._usage.items()}
+        self._usage, self._updated_s = kept | usage, now_s
+
+    def correct(self, value: ChargeValue) -> None:
+        """Report the actual tokens of a prompt."""
+        self._client.tell("correct_prompt", value.number, value.prompt_tokens)
+
+    def end(self, value: ChargeValue, *, is_refused: bool) -> None:
+        """Report the end of a charge."""
+        del self._running[value.number]
+        if not is_refused:
+            known = self._usage.get(value.owner, QuotaUsage())
+            self.update({value.owner: known.with_tokens(value.answer_tokens)}, is_partial=True)
+        if self._client.is_connected:
+            self._client.tell("end_charge", value.number, value.answer_tokens, is_refused)
+        elif not is_refused:
+            self._ended.append(value)
+
+    async def _ask(self, question: str, *arguments: Any) -> Any:
+        """Ask until a dispatcher answers."""
+        deadline = trio.current_time() + self._timeout_s
+        while True:
+            try:
+                return await self._client.ask(question, *arguments)
+            except NoNode:
+                if trio.current_time() + RETRY_S >= deadline:
+                    raise
+            await trio.sleep(RETRY_S)
+
+    def _declare(self) -> None:
+        running: Iterable[ChargeValue] = (charge.value for charge in self._running.values())
+        self._client.tell("declare_charges", list(running), self._ended, list(self._asking))
+        self._ended = []
+
+
+class RemoteCharge:
+    """What one job costs its key, which the dispatcher keeps."""
+
+    def __init__(self, quotas: RemoteQuotas, value: ChargeValue) -> None:
+        self.value = value
+        self._quotas = quotas
+        self._is_refused = False
+
+    def correct_prompt(self, prompt_tokens: int, now_s: float) -> None:  # noqa: ARG002
+        """Replace the charge for the prompt's estimated tokens by a charge for its actual tokens."""
+        self.value = msgspec.structs.replace(self.value, prompt_tokens=prompt_tokens)
+        self._quotas.correct(self.value)
+
+    def charge_answer(self, tokens: int, now_s: float) -> None:  # noqa: ARG002
+        """Charge for the answer: `tokens` in all, less those charged before."""
+        self.value = msgspec.structs.replace(self.value, answer_tokens=tokens)
+
+    def refund(self) -> None:
+        """Refund everything: the job was refused."""
+        self._is_refused = True
+
+    def end(self) -> None:
+        """Stop counting the job as concurrent."""
+        self._quotas.end(self.value, is_refused=self._is_refused)

@@ -1,0 +1,87 @@
+"""Encoding of one request's prompts: each within the model's limits, all together within the request's."""
+
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as ReadOnlySequence
+
+from fairlead.base.config import Limits, SpecialTokens
+from fairlead.dialects.body import too_many_tokens
+from fairlead.dialects.dialect import GenerationRequest, Prompt, TextPairs
+from fairlead.language.text.model import TextModel
+
+LONG_PROMPT_TOKENS = 1024
+
+
+def encode_prompts(
+    model: TextModel,
+    prompts: Iterable[Prompt],
+    limits: Limits,
+    param: str,
+    *,
+    special_tokens: SpecialTokens = "parse",
+    suffix: str = "",
+) -> tuple[ReadOnlySequence[int], ...]:
+    """Return each prompt's token ids; a prompt may be ids already. Raises `InvalidRequest` for `param`.
+
+    With a `suffix`, the prompts are for the text between each prompt, which is a text, and the suffix.
+    """
+    encoded: list[ReadOnlySequence[int]] = []
+    tokens = 0
+    for prompt in prompts:
+        if suffix:
+            assert isinstance(prompt, str)
+            ids = model.encode_infill(prompt, suffix, special_tokens=special_tokens)
+        elif isinstance(prompt, str):
+            ids = model.encode_prompt(prompt, special_tokens=special_tokens, param=param)
+        else:
+            ids = prompt
+            model.check_prompt(ids, param=param)
+        tokens += len(ids)
+        check_tokens(tokens, param, limits)
+        encoded.append(packed(ids))
+    return tuple(encoded)
+
+
+def encode_conversation(model: TextModel, request: GenerationRequest) -> list[int]:
+    """Return the token ids of a request's chat. Raises `InvalidRequest`."""
+    assert request.messages is not None
+    return model.encode_chat(
+        request.messages,
+        tools=request.tools,
+        variables=request.template_variables,
+        continuation=request.continuation,
+    )
+
+
+def encode_pairs(model: TextModel, pairs: TextPairs, limits: Limits) -> tuple[ReadOnlySequence[int], ...]:
+    """Return the token ids of each pair, for a model that scores pairs; for another those of each text.
+
+    The first texts precede the second ones then. Raises `InvalidRequest` for the field of a text.
+    """
+    if model.scoring is None:
+        firsts, seconds = (
+            encode_prompts(model, texts, limits, param)
+            for texts, param in zip((pairs.firsts, pairs.seconds), pairs.fields, strict=True)
+        )
+        encoded = (*firsts, *seconds)
+        check_tokens(sum(map(len, encoded)), pairs.fields[1], limits)
+        return encoded
+    tokens, scored = 0, []
+    queries = pairs.firsts * len(pairs.seconds) if len(pairs.firsts) == 1 else pairs.firsts
+    for first, second in zip(queries, pairs.seconds, strict=True):
+        ids = model.encode_pair(first, second, fields=pairs.fields)
+        tokens += len(ids)
+        check_tokens(tokens, pairs.fields[1], limits)
+        scored.append(packed(ids))
+    return tuple(scored)
+
+
+def check_tokens(tokens: int, param: str, limits: Limits) -> None:
+    """Raise `InvalidRequest` of `param` for more tokens than one request may have."""
+    if tokens > limits.request_tokens:
+        raise too_many_tokens(tokens, param, limits)
+
+
+def packed(ids: ReadOnlySequence[int]) -> ReadOnlySequence[int]:
+    """Return many ids as an array of four bytes each, the form that the engine takes."""
+    return array("i", ids) if len(ids) >= LONG_PROMPT_TOKENS else ids

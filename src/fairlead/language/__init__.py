@@ -1,0 +1,1 @@
+"""Text and its form: checkpoints' descriptions, tokenizers, templates, structured answers. No Trio."""

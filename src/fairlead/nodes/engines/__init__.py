@@ -1,0 +1,1 @@
+"""The parent's ends of the sockets to processes that run a model."""

@@ -1,0 +1,1 @@
+"""The server as people start it: applications, listener, routes, authentication, commands."""

@@ -1,0 +1,274 @@
+"""A minimal client of any OpenAI-compatible server, for the commands. Independent of the terminal.
+
+Every failure is a `ServerError` with a one-line message for the user.
+"""
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Literal, Self
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from fairlead.base.config import UNIX_PREFIX, is_loopback
+from fairlead.base.formats.server_sent_events import (
+    EventSplitter,
+    event_comments,
+    event_data,
+    event_name,
+    split_events,
+)
+
+READ_TIMEOUT_S = 720.0  # above the default queue timeout plus request timeout
+ERROR_BODY_BYTES = 64 * 1024
+EVENT_BYTES = 16 * 1024 * 1024
+
+_QUEUED = re.compile(r"queued position=(\d+)(?: estimated_wait=(\d+))?")
+
+
+class ServerError(Exception):
+    """The server refused the request, failed or sent an invalid response. The message is one line."""
+
+
+class NoServerError(ServerError):
+    """No connection to the address could be made."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class Queued(msgspec.Struct, frozen=True):
+    """The request is queued. `wait_s` is the server's estimate; None: no server has the model now."""
+
+    position: int
+    wait_s: int | None
+
+
+class ReasoningPiece(msgspec.Struct, frozen=True):
+    """A piece of the reasoning before the text."""
+
+    text: str
+
+
+class ToolCallPiece(msgspec.Struct):
+    """A piece of the tool call with this `index`: its name, which comes first, or more of its arguments."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+Piece = str | ReasoningPiece | ToolCallPiece
+"""A piece of an answer: its text, its reasoning or a tool call."""
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct, frozen=True):
+    index: int = 0
+    function: _Function = _Function()
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    """`reasoning` is another name of `reasoning_content`; a server may send both."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces that are not empty, in the order of an answer."""
+        if reasoning := self.reasoning_content or self.reasoning:
+            yield ReasoningPiece(reasoning)
+        if self.content:
+            yield self.content
+        for call in self.tool_calls or ():
+            yield ToolCallPiece(call.index, call.function.name or "", call.function.arguments or "")
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    error: _Error | str | None = None
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+class Client:
+    """Sends requests to one server. `url` is its root, with or without /v1, or unix:PATH."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        path = url.removeprefix(UNIX_PREFIX) if url.startswith(UNIX_PREFIX) else None
+        self.url = url if path is not None else url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.Client(
+            base_url=self.url if path is None else "http://localhost",
+            transport=None if path is None else httpx.HTTPTransport(uds=path),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            # A proxy from the environment cannot reach this machine's loopback.
+            trust_env=path is None and not is_loopback(httpx.URL(self.url).host),
+        )
+        self._socket: socket.socket | None = None  # of the lines that are being read
+        self._is_interrupted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def models(self) -> list[str]:
+        """Return the names of the served models. Raises `NoServerError` without a server."""
+        with self._request("GET", "/v1/models") as response:
+            try:
+                return [model.id for model in msgspec.json.decode(response.read(), type=_Models).data]
+            except msgspec.MsgspecError:
+                raise ServerError(f"{self.url} is not a language-model server") from None
+
+    def check_model(self, name: str) -> None:
+        """Raise `ServerError` with the server's message unless it serves a model of this name or alias."""
+        with self._request("GET", f"/v1/models/{quote(name, safe='')}"):
+            pass
+
+    def get(self, path: str) -> bytes:
+        """Send a GET request; return the body of the response."""
+        with self._request("GET", path) as response:
+            return response.read()
+
+    def post(self, path: str, body: object) -> bytes:
+        """Send a POST request with a JSON body; return the body of the response."""
+        with self._request("POST", path, msgspec.json.encode(body)) as response:
+            return response.read()
+
+    @contextmanager
+    def events(self, path: str) -> Iterator[Iterator[tuple[str, str]]]:
+        """Yield an iterator over server-sent events, as name and data. Exiting early closes the stream."""
+        with self._request("GET", path) as response:
+            yield (
+                (event_name(event), data.decode(errors="replace"))
+                for event in _events(response)
+                if (data := event_data(event)) is not None
+            )
+
+    @contextmanager
+    def lines(self, path: str, *, endless: bool) -> Iterator[Iterator[str]]:
+        """Yield an iterator over the lines of a text. An `endless` text has no read timeout."""
+        with self._request("GET", path, read_timeout_s=None if endless else READ_TIMEOUT_S) as response:
+            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+            if self._is_interrupted:
+                self.interrupt()
+            yield response.iter_lines()
+
+    def interrupt(self) -> None:
+        """Make the reading of lines fail at once, as if the connection broke. For a signal handler."""
+        self._is_interrupted = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[Piece | Queued]]:
+        """Request an answer; yield an iterator over its pieces as they arrive. Exiting early cancels it."""
+        body = {"model": model, "messages": messages, "stream": True}
+        with self._request("POST", "/v1/chat/completions", msgspec.json.encode(body)) as response:
+            yield _pieces(_events(response))
+
+    @contextmanager
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        read_timeout_s: float | None = READ_TIMEOUT_S,
+    ) -> Iterator[httpx.Response]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=5.0, read=read_timeout_s)
+        try:
+            with self._http.stream(method, path, content=body, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    raise ServerError(_refusal(response))
+                yield response
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise NoServerError(f"no server answers at {self.url}") from None
+        except httpx.TimeoutException:
+            raise ServerError(f"{self.url} has sent nothing for {READ_TIMEOUT_S:.0f} s") from None
+        except httpx.HTTPError as error:
+            raise ServerError(f"the connection to {self.url} broke: {error}") from None
+
+
+def _events(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the server-sent events of a response, each when it is complete."""
+    splitter = EventSplitter(EVENT_BYTES)
+    try:
+        for data in response.iter_bytes():
+            yield from split_events(splitter.feed(data))
+    except OverflowError as error:
+        raise ServerError(f"the server sent {error}") from None
+
+
+def _pieces(events: Iterator[bytes]) -> Iterator[Piece | Queued]:
+    """Read an answer's events. Raises `ServerError` if they end without [DONE]."""
+    for event in events:
+        for comment in event_comments(event):
+            if found := _QUEUED.match(comment):
+                yield Queued(int(found[1]), None if found[2] is None else int(found[2]))
+        data = event_data(event)
+        if data is None:
+            continue
+        if data == b"[DONE]":
+            return
+        try:
+            chunk = msgspec.json.decode(data, type=_Chunk)
+        except msgspec.MsgspecError:
+            shown = data[:80].decode(errors="replace")
+            raise ServerError(f"the server sent an event that is not part of an answer: {shown}") from None
+        if chunk.error is not None:
+            raise ServerError(_message(chunk.error))
+        for choice in chunk.choices:
+            yield from choice.delta.pieces()
+    raise ServerError("the server closed the stream before the end of the answer")
+
+
+def _refusal(response: httpx.Response) -> str:
+    """Return the server's error message, or the status if the body has none."""
+    body = b""
+    for part in response.iter_bytes():
+        body += part
+        if len(body) > ERROR_BODY_BYTES:
+            break
+    try:
+        error = msgspec.json.decode(body, type=_Chunk).error
+    except msgspec.MsgspecError:
+        error = None
+    if error:
+        return _message(error)
+    return f"{response.url} answered {response.status_code} {response.reason_phrase}"
+
+
+def _message(error: _Error | str) -> str:
+    """Return the message of an error on one line."""
+    return " ".join((error if isinstance(error, str) else error.message).split())

@@ -1,0 +1,189 @@
+"""A connection to an OpenAI-compatible server, and the timing of its streamed answers.
+
+Uses the client of remote nodes, without its time limits. The generator often shares a machine with the server
+under test, so its CPU time reduces the measured throughput; httpx costs several times as much.
+"""
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+import msgspec
+import trio
+
+from fairlead.base.config import UNIX_PREFIX
+from fairlead.base.formats.server_sent_events import EventSplitter, event_data, split_events
+from fairlead.nodes.http.client import Upstream, UpstreamFailed, UpstreamTimeouts
+
+BODY_BYTES = 16 * 1024 * 1024  # of an event, and of a response that is not streamed
+_NO_LIMITS = UpstreamTimeouts(connect_s=float("inf"), between_bytes_s=float("inf"))
+
+
+class RequestFailedError(Exception):
+    """A request failed. `kind` is the name under which it is counted: a status, `connection` or `stream`."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+
+
+class LoadConnection:
+    """Sends requests one after another, over one socket while the server keeps it open."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        path = url.removeprefix(UNIX_PREFIX) if url.startswith(UNIX_PREFIX) else None
+        self._upstream = Upstream(
+            url if path is None else "http://localhost",
+            name=url,
+            api_key=api_key or None,
+            capacity=1,
+            timeouts=_NO_LIMITS,
+            socket_path=path,
+        )
+
+    async def request(
+        self, method: str, path: str, body: object = None, *, on_data: Callable[[bytes], None] | None = None
+    ) -> bytes:
+        """Send a request.
+
+        method: the method.
+        path: the route.
+        body: what is sent as JSON; None: nothing.
+        on_data: gets the response as it arrives; None: all of it is returned.
+
+        Raises `RequestFailedError` for a status other than 200 and for a broken connection.
+        """
+        payload = b"" if body is None else msgspec.json.encode(body)
+        try:
+            async with self._upstream.exchange(method, path, payload) as response:
+                if on_data is None or response.head.status != HTTPStatus.OK:
+                    received = await response.read_all(BODY_BYTES)
+                    if response.head.status == HTTPStatus.OK:
+                        return received
+                    reason = received[:500].decode(errors="replace")
+                    raise RequestFailedError(str(response.head.status), reason)
+                while data := await response.read():
+                    on_data(data)
+        except UpstreamFailed as error:
+            raise RequestFailedError("connection", error.message) from error
+        return b""
+
+
+class ReportedUsage(msgspec.Struct):
+    """The token counts that the server reports."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class TimedAnswer(msgspec.Struct):
+    """One request's times on Trio's clock.
+
+    started_s: when it was sent.
+    ended_s: when its answer ended.
+    pieces_s: when each piece arrived.
+    usage: what the server counted; None: nothing, and each piece counts as a token.
+    error: why it failed; None: it succeeded.
+    """
+
+    started_s: float
+    ended_s: float = 0.0
+    pieces_s: list[float] = []
+    usage: ReportedUsage | None = None
+    error: str | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """The number of tokens that the server reports, or else of pieces received."""
+        return self.usage.completion_tokens if self.usage else len(self.pieces_s)
+
+
+class _Delta(msgspec.Struct):
+    """`reasoning` is another name of `reasoning_content`. Calls are only counted, not read."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: ReportedUsage | None = None
+    error: object = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+async def timed_request(
+    connection: LoadConnection, path: str, body: object, *, timeout_s: float
+) -> TimedAnswer:
+    """Send one streaming request and time its answer. Failures are recorded in it, not raised.
+
+    connection: where it is sent.
+    path: the route.
+    body: the request.
+    timeout_s: how long the answer may take.
+    """
+    answer = TimedAnswer(started_s=trio.current_time())
+    reader = _EventReader(answer)
+    try:
+        with trio.fail_after(timeout_s):
+            await connection.request("POST", path, body, on_data=reader.feed)
+        reader.finish()
+    except trio.TooSlowError:
+        answer.error = "timeout"
+    except RequestFailedError as error:
+        answer.error = error.kind
+    answer.ended_s = trio.current_time()
+    return answer
+
+
+class _EventReader:
+    """Reads a stream of server-sent events into a `TimedAnswer`'s pieces."""
+
+    def __init__(self, answer: TimedAnswer) -> None:
+        self._answer = answer
+        self._splitter = EventSplitter(BODY_BYTES)
+        self._done = False
+
+    def feed(self, data: bytes) -> None:
+        """Parse received data; all of its pieces get the current time."""
+        try:
+            events = self._splitter.feed(data)
+        except OverflowError as error:
+            raise RequestFailedError("stream", str(error)) from error
+        for event in split_events(events):
+            if (payload := event_data(event)) is not None:
+                self._read_event(payload)
+
+    def finish(self) -> None:
+        """Raise `RequestFailedError` unless the stream is complete."""
+        if not self._done:
+            raise RequestFailedError("stream", "ended without a finish_reason or [DONE]")
+
+    def _read_event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self._done = True
+            return
+        try:
+            chunk = _decode_chunk(data)
+        except msgspec.MsgspecError as error:
+            raise RequestFailedError("stream", str(error)) from error
+        if chunk.error is not None:
+            raise RequestFailedError("stream", repr(chunk.error))
+        if chunk.usage is not None:
+            self._answer.usage = chunk.usage
+        self._done |= any(choice.finish_reason for choice in chunk.choices)  # not every server sends [DONE]
+        if any(choice.text or (choice.delta and choice.delta.has_output) for choice in chunk.choices):
+            self._answer.pieces_s.append(trio.current_time())

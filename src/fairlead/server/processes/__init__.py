@@ -1,0 +1,1 @@
+"""The composition of each process of a server that has several."""

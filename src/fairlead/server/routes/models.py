@@ -1,0 +1,75 @@
+"""OpenAI's list of models: `GET /v1/models`, and `/v1/models/{name}`."""
+
+import time
+from typing import Any
+
+from fairlead.base.config import CommandConfig
+from fairlead.server.routes.job_service import JobService
+from fairlead.server.routes.request import Request, Response, json_response
+
+
+class ModelRoutes:
+    """The views of `/v1/models` and below."""
+
+    def __init__(self, jobs: JobService) -> None:
+        self._models = jobs.models
+        self._services = jobs.services
+        self._started = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """Handle `GET /v1/models`."""
+        offered = self._models.offered(request.api_key)
+        served = [self._card(status.model) for status in offered]
+        if self._services.fleet.catalog.config.include_aliases_in_list:
+            served += [
+                self._card(status.model) | {"id": alias} for status in offered for alias in status.aliases
+            ]
+        selectors = [
+            self._blank_card(name) | card for name, card in self._models.selectors.cards(request.api_key)
+        ]
+        return json_response({"object": "list", "data": served + selectors})
+
+    async def model(self, request: Request) -> Response:
+        """Handle `GET /v1/models/{name}`, for a name, an alias or a selector."""
+        name = request.path_parameters["name"]
+        found = self._models.find(request.api_key, name)
+        if (card := self._models.selectors.card(request.api_key, name)) is not None:
+            return json_response(self._blank_card(name) | card)
+        return json_response(self._card(found))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """Return a model's entry in the list, with more fields if its tokenizer is known here."""
+        card = self._blank_card(name)
+        if (model := self._services.models.get(name)) is not None:
+            card |= {"created": model.created, "max_model_len": model.max_model_len}
+            card["task"] = model.task
+            if model.infill is not None:
+                card["infill"] = True
+        catalog = self._services.fleet.catalog
+        if (fault := catalog.faults.get(name)) is not None:
+            card["problem"] = fault.message
+        config = catalog.models.get(name)
+        if isinstance(config, CommandConfig):
+            card |= _described(config)
+        return card
+
+    def _blank_card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "fairlead",
+            "root": name,
+            "parent": None,
+        }
+
+
+def _described(config: CommandConfig) -> dict[str, Any]:
+    """Return the descriptive fields of a command's configuration, in llama-swap's format."""
+    fields = {
+        "name": config.title,
+        "description": config.description,
+        "capabilities": config.capabilities,
+        "meta": {"llamaswap": config.metadata} if config.metadata else None,
+    }
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,150 @@
+"""`GET /openapi.json`: every route, with the types of its requests and responses.
+
+The views decode bodies with the same types; `shapes` has the types of the responses.
+"""
+
+import inspect
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from fairlead.base.formats.multipart import FORM
+from fairlead.base.version import VERSION
+from fairlead.dialects import unserved
+from fairlead.server.routes.request import Request, Response, json_response
+from fairlead.server.routes.route import JSON, KEYLESS, Route
+
+COMPONENTS = "#/components/schemas/{name}"
+
+# A field in a docstring: `name: text`, with further lines of the text indented.
+_FIELD = re.compile(r"^(\w+): (.+(?:\n .+)*)\n?", re.MULTILINE)
+
+# The descriptions of errors, by status.
+ERRORS = {
+    400: "The request is invalid; `param` names the field. `context_length_exceeded`: too long a prompt.",
+    401: "There is no API key, or it is unknown.",
+    403: "The API key does not allow this, or a page of another server sent the request.",
+    404: "There is no such model, route, request or node.",
+    408: "The request ran longer than `requestTimeout`, or its body took too long to arrive.",
+    409: "The model was unloaded while the request waited for it, or the request does not load it.",
+    413: "The body is too large.",
+    415: "The body's `Content-Encoding` is not known; `Accept-Encoding` of the response names those to use.",
+    429: "The queue or a limit is full. Try again after `Retry-After` seconds.",
+    500: "The server failed.",
+    501: "This server does not have the route.",
+    502: "The node failed, or the model cannot be loaded.",
+    503: "No node is available now.",
+    504: "The request waited longer than `queue.timeout`.",
+}
+
+
+class OpenApi:
+    """The view of `/openapi.json`."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = routes
+        self._encoded = lru_cache(1)(self._encode)
+
+    async def document(self, request: Request) -> Response:
+        """Return the document, in JSON. Below a prefix it names the prefix, which its paths do not have."""
+        return json_response(self._encoded(request.prefix))
+
+    def _encode(self, prefix: str) -> bytes:
+        servers = {"servers": [{"url": prefix}]} if prefix else {}
+        return msgspec.json.encode(document(self._routes) | servers)
+
+
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the OpenAPI document of the routes that are documented."""
+    documented = [route for route in routes if route.tag is not None]
+    used = [kind for route in documented for kind in (route.body, route.answer, route.error)]
+    types = [kind for kind in used if kind not in (None, Any)]
+    schemas, components = msgspec.json.schema_components(types, ref_template=COMPONENTS)
+    for component in components.values():
+        _describe_fields(component)
+    schema_of = {str(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in documented:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fairlead",
+            "version": VERSION,
+            "summary": "A language-model server that gives every user a fair turn.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"key": []}, {}],  # without configured keys every client may call
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _describe_fields(component: dict[str, Any]) -> None:
+    """Move what a type's docstring says of its fields to these fields."""
+    text = inspect.cleandoc(component.get("description", ""))
+    properties = component.get("properties", {})
+
+    def move(found: re.Match[str]) -> str:
+        if found[1] not in properties:
+            return found[0]
+        words = re.sub(r"\bNone\b", "null", " ".join(found[2].split()))
+        properties[found[1]] = {**properties[found[1]], "description": words}
+        return ""
+
+    text = _FIELD.sub(move, text)
+    if text:
+        component["description"] = re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+    text = {"type": "string"}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": text} for name in route.parameters
+    ]
+    parameters += [
+        {"name": name, "in": "query", "description": description, "schema": text}
+        for name, description in route.query.items()
+    ]
+    operation: dict[str, Any] = {
+        "operationId": "_".join(re.findall(r"\w+", f"{route.method.lower()} {route.path}")),
+        "tags": [route.tag],
+        "summary": route.summary,
+        "responses": _responses(route, schema_of),
+    }
+    if route.refused_fields is not None:
+        operation["description"] = unserved.notes(route.refused_fields)
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        body = {JSON: {"schema": schema_of[str(route.body)]}}
+        if route.form is not None:
+            body = {FORM: {"schema": route.form}} | body
+        operation["requestBody"] = {"required": True, "content": body}
+    if route.permission in KEYLESS:
+        operation["security"] = []
+    if route.permission.role != "user":
+        operation["x-role"] = route.permission.role  # that a key needs
+    return operation
+
+
+def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {route.media: {}}
+    if route.answer is not None:
+        content[route.media] = {"schema": schema_of.get(str(route.answer), {})}
+    if route.dialect is not None and route.dialect.streams:
+        content[route.dialect.stream_type] = {}
+    description = ERRORS.get(route.status, "Success.")
+    responses: dict[str, Any] = {str(route.status): {"description": description, "content": content}}
+    for status in route.states:
+        responses[str(status)] = {"description": ERRORS[status], "content": content}
+    error = {JSON: {"schema": schema_of[str(route.error)]}}
+    for status in route.error_statuses:
+        responses[str(status)] = {"description": ERRORS[status], "content": error}
+    return responses

@@ -1,0 +1,167 @@
+"""Streamed responses: a job's deltas as events, sent as they arrive.
+
+The stream only reads. The seat belongs to the gateway's task in the exchange's nursery, so a body that is
+never iterated, or is stopped anywhere, blocks nothing.
+"""
+
+from collections.abc import Awaitable, Callable
+from math import inf
+
+import trio
+
+from fairlead.base.job import Delta
+from fairlead.base.unread import UnreadBytes
+from fairlead.dialects.dialect import RelayDialect, StreamWriter, WaitingEvents
+from fairlead.router.dispatch.estimates import WaitEstimate
+from fairlead.server.listener.asgi import Direct
+from fairlead.server.routes.errors import public_error
+from fairlead.server.routes.pending import PendingAnswer
+from fairlead.server.routes.request import NO_SNIFFING, CutStream, Response
+
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # otherwise nginx buffers a page of events
+    **NO_SNIFFING,
+}
+# Above these, deltas are encoded in a thread, so that other streams' tokens are not delayed. A token with 20
+# alternatives takes 25 µs.
+LARGE_TEXT_CHARS = 1024 * 1024
+LARGE_VECTORS_BYTES = 200_000
+MANY_LOGPROBS = 200
+
+
+class EventStream:
+    """A response body: all deltas that have arrived are sent in one piece.
+
+    With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output. The
+    iterating task is not woken, as long as the client reads fast enough.
+
+    While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait. The first
+    is sent at once, so that a proxy has something to forward, and the next ones every `interval_s`. The same
+    events are sent whenever the answer has nothing to show for `keep_alive_s`, for the `model` of the job.
+
+    Deltas that have not been taken count in `unread`, if given.
+
+    After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
+    connection, because a clean end would look like a complete answer.
+    """
+
+    def __init__(
+        self,
+        pending: PendingAnswer,
+        dialect: RelayDialect,
+        writer: StreamWriter,
+        waiting: Callable[[], Awaitable[WaitEstimate | None]],
+        waiting_events: WaitingEvents | None = None,
+        *,
+        model: str = "",
+        keep_alive_s: float = inf,
+        unread: UnreadBytes | None = None,
+    ) -> None:
+        self.direct: Direct | None = None
+        self._pending = pending
+        self.dialect = dialect
+        self._writer = writer
+        self._waiting = waiting
+        self._waiting_events = waiting_events or dialect.waiting_events
+        self._unread = unread
+        self._has_waiting_events = False
+        self._next_event_at = -inf
+        self._model = model
+        self._keep_alive_s = keep_alive_s
+        # A timer for each token would be expensive. So sending only sets `_has_sent`, which is read and
+        # cleared twice in `keep_alive_s`. A stream is silent if it is still clear the next time.
+        self._has_sent = False
+        self._next_check_at = trio.current_time() + keep_alive_s / 2
+        self._ended = False
+        self._failed = False
+
+    def __aiter__(self) -> "EventStream":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._failed:
+            raise CutStream
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            if not self._pending.is_available and (event := await self._waiting_event()):
+                return event
+            if self._has_waiting_events and self._pending.answer is not None:
+                self._has_waiting_events = False
+                if end := self._waiting_events.end():
+                    return end
+            if events := await self._next():
+                return events
+        except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
+            self._failed = True
+            return self._writer.fail(public_error(error))
+        raise StopAsyncIteration
+
+    async def _waiting_event(self) -> bytes:
+        """Wait until an event is due and return it; empty if the answer begins before."""
+        with trio.move_on_at(self._next_event_at):
+            await self._pending.get()
+            return b""
+        self._next_event_at = trio.current_time() + min(self._waiting_events.interval_s, self._keep_alive_s)
+        self._has_waiting_events = self._has_sent = True
+        return self._waiting_events.write(await self._waiting(), self._model)
+
+    async def _next(self) -> bytes:
+        deltas = (await self._pending.get()).deltas
+        deltas.unread = self._unread
+        on_delta = self._send_directly if self.direct is not None else None
+        while not self._is_silent():
+            with trio.move_on_at(self._next_check_at) as waiting:
+                taken = await deltas.take(on_delta)
+            if waiting.cancelled_caught:
+                continue
+            if not taken:
+                self._ended = True
+                return self._writer.end()
+            if is_large(taken):
+                events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
+            else:
+                events = self._writer.write(taken)
+            if events:
+                self._has_sent = True
+                return events
+        self._has_sent = True
+        return self.dialect.waiting_events.write(None, self._model)
+
+    def _is_silent(self) -> bool:
+        """Return whether nothing was sent since the last check, if it is time for another one."""
+        now = trio.current_time()
+        if now < self._next_check_at:
+            return False
+        self._next_check_at = now + self._keep_alive_s / 2
+        is_silent, self._has_sent = not self._has_sent, False
+        return is_silent
+
+    def _send_directly(self, deltas: list[Delta]) -> bool:
+        """Send these deltas if the client can take them now; return whether it could."""
+        assert self.direct is not None
+        if not self.direct.writable or deltas[0].prompt_logprobs:  # these may be many
+            return False
+        try:
+            events = self._writer.write(deltas)
+        except Exception:  # noqa: BLE001  # the iterator raises it too, and can report it
+            return False
+        if events:
+            self._has_sent = True
+            self.direct.send_now(events)
+        return True
+
+
+def is_large(deltas: list[Delta]) -> bool:
+    """Return whether to encode these deltas in a thread. A slow client's may be a whole answer."""
+    return (
+        sum(len(delta.text) for delta in deltas) > LARGE_TEXT_CHARS
+        or sum(len(delta.logprobs) + len(delta.prompt_logprobs) for delta in deltas) > MANY_LOGPROBS
+        or sum(len(delta.vector) for delta in deltas) > LARGE_VECTORS_BYTES
+    )
+
+
+def stream_response(body: EventStream, headers: dict[str, str]) -> Response:
+    """Return the streamed response; `headers` are added to those that prevent buffering."""
+    return Response(body, 200, {"Content-Type": body.dialect.stream_type, **HEADERS, **headers})

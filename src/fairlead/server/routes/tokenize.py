@@ -1,0 +1,173 @@
+"""`POST /tokenize` and `/detokenize`, with vLLM's field names, and the number of tokens of any prompt.
+
+All are bounded by the model's context and charged to the API key like a prompt. Long texts are encoded
+in threads, which tenants use in turn.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import trio
+
+from fairlead.base.config import SpecialTokens
+from fairlead.base.errors import ContextLengthExceeded, FairleadError
+from fairlead.dialects.body import BodyParser, invalid_field
+from fairlead.dialects.dialect import CountingDialect
+from fairlead.dialects.fields import TemplateVariables, TokenId, described
+from fairlead.dialects.openai.messages import Messages, Tools, template_messages, template_tools
+from fairlead.dialects.unserved import TOKENIZE, capturing, refuse_unserved
+from fairlead.generation.caller import Caller
+from fairlead.generation.encoding import encode_conversation
+from fairlead.language.text.model import TextModel
+from fairlead.router.quotas.key_quotas import JobCharge
+from fairlead.server.routes.job_service import JobService
+from fairlead.server.routes.request import Request, Response, json_response
+
+USUAL_CHARS_PER_TOKEN = 4
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tokenize`: a `prompt`, or `messages` as the chat template renders them.
+
+    `special_tokens`: whether control tokens in a prompt are parsed (the default) or stay text.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    special_tokens: SpecialTokens | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+DescribedTokenizeRequest = described(TokenizeRequest, {"prompt": "string"}, {"messages": "array"})
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+_parse_tokenize = BodyParser(capturing(TokenizeRequest, TOKENIZE))
+_parse_detokenize = BodyParser(DetokenizeRequest)
+
+
+class Tokens:
+    """The views that convert between text and token ids, without generation."""
+
+    def __init__(self, jobs: JobService) -> None:
+        self._jobs = jobs
+
+    async def tokenize(self, request: Request) -> Response:
+        """Handle `POST /tokenize`."""
+        _, parsed = await self._jobs.take(request, _parse_tokenize)
+        caller = self._jobs.identify(request)
+        model = self._jobs.models.find_text(request.api_key, parsed.model)
+        refuse_unserved(parsed, TOKENIZE)
+        _check(parsed)
+        chars = caller.body_bytes if parsed.prompt is None else len(parsed.prompt)
+        estimate = chars // USUAL_CHARS_PER_TOKEN
+        async with _charged(self._jobs, caller, estimate, "prompt", is_estimate=True) as charge:
+            body, tokens = await self._jobs.offload.in_turn(caller, _tokenized, model, parsed)
+            charge.correct_prompt(tokens, trio.current_time())
+        return json_response(body)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Handle `POST /detokenize`."""
+        _, parsed = await self._jobs.take(request, _parse_detokenize)
+        caller = self._jobs.identify(request)
+        model = self._jobs.models.find_text(request.api_key, parsed.model)
+        if len(parsed.tokens) > model.max_model_len:
+            raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
+        async with _charged(self._jobs, caller, len(parsed.tokens), "tokens"):
+            body = await self._jobs.offload.in_turn(caller, _detokenized, model, parsed.tokens)
+        return json_response(body)
+
+
+async def count_tokens(
+    jobs: JobService, caller: Caller, dialect: CountingDialect, body: bytes, model: TextModel
+) -> Response:
+    """Return the number of tokens of a prompt in any dialect, with which a job would have that prompt."""
+    generation = await jobs.offload.decode(caller, body, dialect.decode)
+    model.check_purpose("generate")
+    estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
+    async with _charged(jobs, caller, estimate, "messages", is_estimate=True) as charge:
+        ids = await jobs.offload.in_turn(caller, encode_conversation, model, generation)
+        charge.correct_prompt(len(ids), trio.current_time())
+    return json_response(dialect.write_count(len(ids)))
+
+
+@asynccontextmanager
+async def _charged(
+    jobs: JobService, caller: Caller, tokens: int, param: str, *, is_estimate: bool = False
+) -> AsyncIterator[JobCharge]:
+    """Charge the key as for a job; refund it if the request is refused. Raises as `KeyQuotas.admit` does."""
+    charge = await jobs.quotas.admit(
+        caller.api_key, prompt_tokens=tokens, is_estimate=is_estimate, param=param
+    )
+    try:
+        yield charge
+    except FairleadError:
+        charge.refund()
+        raise
+    finally:
+        charge.end()
+
+
+def _check(request: TokenizeRequest) -> None:
+    """Raise `InvalidRequest` for fields that have no meaning for a prompt, or for messages."""
+    if (request.prompt is None) == (request.messages is None):
+        raise invalid_field("prompt", "either prompt or messages must be given")
+    if request.messages is not None and request.special_tokens is not None:
+        reason = "only makes sense with prompt; for messages the model's setting holds"
+        raise invalid_field("special_tokens", reason)
+    if request.messages is not None and request.add_special_tokens:
+        reason = "only makes sense with prompt; a chat template writes its own"
+        raise invalid_field("add_special_tokens", reason)
+
+
+def _tokenized(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
+    """Return the response in JSON, and its number of tokens. Raises `InvalidRequest`."""
+    if request.messages is not None:
+        tokens = model.encode_chat(
+            template_messages(request.messages),
+            tools=template_tools(request.tools),
+            variables=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )
+    else:
+        assert request.prompt is not None
+        if not model.tokenizer.may_fit(request.prompt, model.max_model_len):
+            raise _too_long(model, f"{len(request.prompt)} characters", "prompt")
+        tokens = model.tokenize(
+            request.prompt,
+            special_tokens=request.special_tokens or "parse",
+            add_special_tokens=request.add_special_tokens is not False,
+        )
+        if len(tokens) > model.max_model_len:
+            raise _too_long(model, f"{len(tokens)} tokens", "prompt")
+    answer = {
+        "count": len(tokens),
+        "max_model_len": model.max_model_len,
+        "tokens": tokens,
+        "token_strs": list(map(model.tokenizer.token, tokens)) if request.return_token_strs else None,
+    }
+    return _encode(answer), len(tokens)
+
+
+def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
+    """Return the response in JSON. Raises `InvalidRequest`."""
+    model.check_token_ids(tokens, param="tokens")
+    return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+def _too_long(model: TextModel, what: str, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded.of_context(model.max_model_len, f"{what} do not fit", param=param)

@@ -1,0 +1,125 @@
+"""Who may control the fleet through fronts, and whom the dispatcher's log names."""
+
+import pytest
+import trio
+
+from distributed.supervisor.composed import MODEL, SLOW, composed
+from fairlead.base.config import ROLES, ApiKey, NodeConfig
+from fairlead.router.quotas.access import key_id
+from fairlead.server.routes.route_table import ROUTES
+from server.routes.conftest import log
+from server.routes.role_matrix import KEYS, OTHER, ROLE_OF, call_of, check, header_of, role_of
+
+__all__ = ["log"]
+
+CHAT = "/v1/chat/completions"
+CONTROLLED = [route for route in ROUTES if (route.method, route.path) in ROLE_OF]
+
+
+def chat(content: str = "hello") -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+
+
+async def test_every_route_of_a_front_answers_401_or_403_unless_the_key_has_the_role(tmp_path):
+    async with composed(tmp_path, *KEYS.values()) as server, server.client() as client:
+        for route in ROUTES:
+            method, path, body = call_of(route, node_url=server.model_url)
+            for caller in (None, *ROLES):
+                await ensure_node(server)
+                if (method, path) == ("POST", "/nodes"):
+                    await server.fleet.remove_node("big")
+                async with client.stream(method, path, content=body, headers=header_of(caller)) as reply:
+                    text = b"" if path == "/events" else await reply.aread()
+                check(caller, role_of(route), reply.status_code, text)
+                if route in CONTROLLED and caller == "admin":
+                    assert reply.status_code == route.status, (path, text)
+
+
+async def ensure_node(server) -> None:
+    if not any(node.id == "big" for node in server.fleet.nodes()):
+        await server.fleet.add_node(NodeConfig(id="big", url=server.model_url, models=("far",)))
+
+
+EVENTS = {
+    "/models/load": {"load requested"},
+    "/models/unload": {"unload requested", "unloading model"},
+    "/models/{name}/logs": {"log read"},
+    "/nodes/{node_id}/drain": {"node drained"},
+    "/nodes": {"node added"},
+    "/nodes/{node_id}": {"node removed"},
+}
+
+
+async def test_each_change_through_a_front_is_logged_with_tenant_and_key(tmp_path, log):
+    admin = KEYS["admin"]
+    async with composed(tmp_path, admin, tenant_names="plain") as server, server.client() as client:
+        for route in CONTROLLED:
+            await ensure_node(server)
+            method, path, body = call_of(route, node_url=server.model_url)
+            if route.method == "POST" and path == "/nodes":
+                await server.fleet.remove_node("big")
+            del log[:]
+            headers = header_of("admin") | {"X-Request-Id": "the-request"}
+            assert (await client.request(method, path, content=body, headers=headers)).is_success
+            lines = [line for line in log if line.get("key") is not None]
+            assert {line["event"] for line in lines} == EVENTS[route.path], path
+            for line in lines:
+                named = (line["tenant"], line["key"], line["request_id"])
+                assert named == ("admin-1", key_id(admin), "the-request")
+            assert admin.key not in str(log)
+
+
+async def test_load_that_an_operator_requests_is_logged_with_tenant_and_key_and_a_jobs_is_not(tmp_path, log):
+    operator = KEYS["operator"]
+    running = composed(tmp_path, operator, tenant_names="plain")
+    async with running as server, server.client(key=operator.key) as client:
+        for load, body in (("/models/load", {"model": MODEL}), (CHAT, chat())):
+            assert (await client.post("/models/unload", json={"model": MODEL})).status_code == 200
+            del log[:]
+            assert (await client.post(load, json=body)).status_code == 200
+            (line,) = [line for line in log if line["event"] == "loading model"]
+            expected = (key_id(operator), "operator-1") if load != CHAT else (None, None)
+            assert (line.get("key"), line.get("tenant")) == expected
+
+
+@pytest.mark.parametrize(
+    ("caller", "status"),
+    [
+        (OTHER, 200),
+        (KEYS["user"], 404),
+        (KEYS["operator"], 200),
+        (KEYS["admin"], 200),
+        (ApiKey("sk-elsewhere", role="operator", models=("far",)), 404),
+    ],
+    ids=lambda value: value.key if isinstance(value, ApiKey) else None,
+)
+async def test_request_at_another_front_is_cancelled_by_its_key_and_by_operators(
+    tmp_path, log, caller, status
+):
+    keys = {key.key: key for key in (*KEYS.values(), OTHER, caller)}
+    replies = []
+
+    async def ask(client) -> None:
+        replies.append(await client.post(CHAT, json=chat(SLOW), headers={"X-Request-Id": "job-1"}))
+
+    async with composed(tmp_path, *keys.values(), fronts=2, tenant_names="plain") as server:
+        owner, other = server.client(0, OTHER.key), server.client(1, caller.key)
+        with trio.fail_after(20):
+            async with owner, other, trio.open_nursery() as nursery:
+                nursery.start_soon(ask, owner)
+                while not any(node.busy for node in server.fleet.nodes()):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+                assert (await other.post("/v1/requests/job-1/cancel")).status_code == status
+                if status == 404:
+                    nursery.cancel_scope.cancel()
+    assert [reply.status_code for reply in replies] == ([499] if status == 200 else [])
+    lines = [line for line in log if line["event"] == "request cancelled"]
+    assert [(line["cancelled"], line["key"]) for line in lines] == (
+        [("job-1", key_id(caller))] if status == 200 else []
+    )
+
+
+async def test_node_at_a_link_local_address_is_refused_through_a_front(tmp_path):
+    async with composed(tmp_path, KEYS["admin"]) as server, server.client(key=KEYS["admin"].key) as client:
+        reply = await client.post("/nodes", json={"id": "x", "url": "http://169.254.169.254"})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "url")

@@ -1,0 +1,663 @@
+"""Random events for a scheduler. All visible state is compared with a plain model of the rules."""
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fairlead.base.errors import (
+    Displaced,
+    FairleadError,
+    InvalidRequest,
+    LoadFailed,
+    NoOtherNode,
+    QueueFull,
+    QueueTimeout,
+)
+from fairlead.base.job import Relay
+from fairlead.nodes.limits import NodeLimits
+from fairlead.router.dispatch.effects import PausedModel
+from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.node_state import NodeState
+from fairlead.router.dispatch.scheduler import Scheduler
+from fairlead.router.dispatch.ticket import LoadRequest, Ticket, TicketState
+from fairlead.router.swap.policy import EvictionPolicy, SwapReason
+from router.dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits, remote_limits
+
+CAPACITY = 5
+LATE = 16  # jobs that must be submitted before the server may be drained
+RELAY = Relay("/v1/completions", b"{}")
+SETTINGS = settings(stateful_step_count=50)
+
+
+BYPASS = 8  # jobs that may overtake one that needs more seats than are free
+
+
+class OneAtATime(EvictionPolicy):
+    """Keeps one of the models loaded that a swap can load."""
+
+    def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
+        return frozenset(running) & {"x", "y"}
+
+
+class Full:
+    """A model of a node that has rejected jobs, as a plain list of the rules.
+
+    `pauses`: by tenant, None for all: whether it is over, so that one job may try, and whether the node has
+    named its length. `rejected`: the tenants whose jobs were rejected since the last success.
+    """
+
+    def __init__(self) -> None:
+        self.pauses: dict[str | None, tuple[bool, bool]] = {}
+        self.rejected: set[str] = set()
+
+    def refuses(self, tenant: str) -> bool:
+        return any(not self.pauses.get(whose, (True, False))[0] for whose in (None, tenant))
+
+    def reject(self, tenant: str, *, is_named: bool) -> None:
+        is_odd = tenant in self.pauses and None not in self.pauses
+        self.pauses[tenant] = False, is_named
+        if not is_odd:
+            self.rejected.add(tenant)
+            self.pauses[None] = False, is_named and len(self.rejected) > 1
+
+    def grant(self, tenant: str) -> bool:
+        whose = [each for each in (None, tenant) if each in self.pauses]
+        self.pauses |= {each: (False, self.pauses[each][1]) for each in whose}
+        return bool(whose)
+
+    def succeed(self, tenant: str) -> None:
+        self.rejected.clear()
+        self.pauses = {whose: pause for whose, pause in self.pauses.items() if whose not in (None, tenant)}
+
+    def resume(self, *whose: str | None) -> None:
+        self.pauses |= {each: (True, self.pauses[each][1]) for each in whose if each in self.pauses}
+
+
+class Watching(RecordedEffects):
+    """Checks each effect at the moment it happens."""
+
+    def __init__(self, machine: "SchedulerMachine") -> None:
+        super().__init__()
+        self.machine = machine
+
+    def grant(self, ticket: Ticket) -> None:
+        super().grant(ticket)
+        self.machine.check_grant(ticket)
+
+    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
+        assert ticket.state is not TicketState.GRANTED
+        super().refuse(ticket, error)
+        self.machine.check_refusal(ticket, error)
+
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
+        super().start_swap(model, evict, reason)
+        self.machine.check_swap(model, evict)
+
+    def stop_model(self, model: str) -> None:
+        super().stop_model(model)
+        self.machine.check_stop(model)
+
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
+        super().load_ended(request, error)
+        self.machine.check_load_end(request, error)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Models "m" and "n" are on fixed nodes; "x" and "y" are loaded by swaps, one at a time.
+
+    The node "far" has "m" and "x", too, but takes only jobs that it can relay.
+    """
+
+    fairness = "roundRobin"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effects = Watching(self)
+        self.subject = Scheduler(
+            self.effects,
+            capacity=CAPACITY,
+            random=Random(0),
+            fairness=self.fairness,
+            policy=OneAtATime(),
+            loadable=frozenset("xy"),
+        )
+        self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
+        self.grant_seats = self.subject._tickets.grant_seats
+        self.subject._tickets.grant_seats = self.grant_seats_from_the_first_job
+        self.costs: Counter[str] = Counter()  # per tenant, of its jobs that have ended
+        self.order: dict[Ticket, int] = {}  # order of arrival; returned jobs come first
+        self.nodes = {
+            "one": FakeNode("one", "m"),
+            "two": FakeNode("two", "m", "n"),
+            "far": FakeNode("far", "m", "x"),
+        }
+        self.seats: dict[str, int] = {}
+        self.loading: set[str] = set()
+        self.expired: set[Ticket] = set()
+        self.returns: Counter[Ticket] = Counter()
+        self.failed_at: dict[Ticket, NodeState] = {}
+        self.unsuited: dict[Ticket, set[NodeState]] = {}
+        self.full: dict[tuple[NodeState, str], Full] = {}
+        self.trials: set[Ticket] = set()
+        self.finished: set[Ticket] = set()
+        self.loads: list[LoadRequest] = []  # load requests that have not ended
+        self.leaving: set[str] = set()  # models that are to be unloaded
+        self.dying: set[str] = set()  # models with processes that have not ended yet
+        self.newcomer: Ticket | None = None
+        self.held: dict[Ticket, int] = {}  # the seats of jobs that run
+        # How many jobs have overtaken one of several sequences: at least, and at most.
+        self.overtakes: dict[Ticket, list[int]] = {}
+
+    def tickets(self, *states: TicketState) -> list[Ticket]:
+        return [ticket for ticket in self.order if ticket.state in states]
+
+    def grant_seats_from_the_first_job(self) -> None:
+        self.ledger.tried.clear()
+        self.grant_seats()
+
+    def seats_of(self, job: JobSpec, node: NodeState) -> int:
+        """Return how many seats the job takes there: one for each sequence, or all."""
+        return min(job.sequences, self.seats[node.id])
+
+    def room(self, node: NodeState) -> int:
+        """Return how many of a node's seats are free, also if they are kept for a job."""
+        if node.draining or node.leaving or node.id not in self.seats:
+            return 0
+        return self.seats[node.id] - sum(seats for ticket, seats in self.held.items() if ticket.node is node)
+
+    def candidates(self, ticket: Ticket) -> set[NodeState]:
+        """Return where the job may run now: not where it failed last, if there is another node."""
+        taking = self.accepting(ticket.job) - self.unsuited.get(ticket, set())
+        taking = taking - {self.failed_at.get(ticket)} or taking
+        return {node for node in taking if not self.is_full_for(node, ticket)}
+
+    def is_full_for(self, node: NodeState, ticket: Ticket) -> bool:
+        full = self.full.get((node, ticket.job.model))
+        return full is not None and full.refuses(ticket.job.tenant)
+
+    def end_trial(self, ticket: Ticket) -> None:
+        """Let another job try if this one has left its node without a result."""
+        if ticket in self.trials:
+            self.trials.remove(ticket)
+            self.full[ticket.node, ticket.job.model].resume(None, ticket.job.tenant)
+
+    def leave_node(self, ticket: Ticket) -> None:
+        """Let one job try each model of the node that has named no time."""
+        if ticket.state is not TicketState.GRANTED:
+            return
+        for (node, _), full in self.full.items():
+            if node is ticket.node:
+                full.resume(*[whose for whose, (_, is_named) in full.pauses.items() if not is_named])
+        self.end_trial(ticket)
+
+    def with_model(self, model: str) -> set[NodeState]:
+        return {node for node in self.subject._nodes.values() if model in node.models}
+
+    def accepting(self, job: JobSpec) -> set[NodeState]:
+        """Return where the job could run.
+
+        A remote server needs the request as its client wrote it, and may be closed to new jobs.
+        """
+        may_be_far = job.body_bytes is not None and self.seats.get("far") != 0
+        return {node for node in self.with_model(job.model) if may_be_far or node.id != "far"}
+
+    def swapped(self, node: NodeState) -> frozenset[str]:
+        """Return the models that a swap loaded there."""
+        return node.models if node.id.startswith("swap") else frozenset()
+
+    def charge_final_cost(self, ticket: Ticket, cost: float) -> None:
+        """Record, once, what a ticket that has ended has cost its tenant."""
+        self.leave_node(ticket)
+        if ticket in self.finished or not ticket.attempts:
+            return
+        self.finished.add(ticket)
+        was_refused = ticket.state is TicketState.DONE
+        self.costs[ticket.job.tenant] += min(cost, ticket.charged) if was_refused else cost
+
+    # What must hold at each effect -------------------------------------------------------------------
+
+    def check_grant(self, ticket: Ticket) -> None:
+        assert ticket not in self.effects.refused
+        assert 1 + self.returns[ticket] == ticket.attempts, "granted twice"
+        assert ticket.has_begun or ticket not in self.expired, "granted after its deadline"
+        assert ticket.node is not None
+        assert ticket.job.model in ticket.node.models
+        assert ticket.node.id in self.seats, "a seat on a node that is down"
+        self.held = {job: seats for job, seats in self.held.items() if job.state is TicketState.GRANTED}
+        self.held[ticket] = self.seats_of(ticket.job, ticket.node)
+        assert ticket.seats == self.held[ticket], "not a seat for each sequence"
+        assert ticket.node.busy <= self.seats[ticket.node.id], "a seat that was taken"
+        self.overtakes.pop(ticket, None)
+        self.check_turn(ticket)
+        assert not self.is_full_for(ticket.node, ticket), "a node that has rejected jobs for the model"
+        assert ticket.node not in self.unsuited.get(ticket, set()), "a node that has refused the job"
+        assert not self.swapped(ticket.node) & self.leaving, "a model that is to be unloaded"
+        assert ticket.node in self.accepting(ticket.job), "a job that the node cannot run"
+        others = self.accepting(ticket.job) - {self.failed_at.get(ticket)} - self.unsuited.get(ticket, set())
+        assert not others or ticket.node in others, "the node where it failed, although another is free"
+        for other in self.tickets(TicketState.QUEUED):
+            if self.failed_at.get(other) is ticket.node or ticket.node not in self.candidates(other):
+                continue
+            same_line = (ticket.job.tenant, ticket.job.priority, ticket.job.model) == (
+                other.job.tenant,
+                other.job.priority,
+                other.job.model,
+            )
+            fewer = ticket.job.sequences < other.job.sequences  # it may overtake one that needs more seats
+            assert not same_line or fewer or self.order[ticket] < self.order[other], "FIFO within a tenant"
+            higher = other.job.priority < ticket.job.priority
+            fits = self.seats_of(other.job, ticket.node) <= self.room(ticket.node) + self.held[ticket]
+            assert not (higher and fits), "before a job of a higher class"
+        full = self.full.get((ticket.node, ticket.job.model))
+        if full is not None and full.grant(ticket.job.tenant):
+            self.trials.add(ticket)
+
+    def check_turn(self, granted: Ticket) -> None:
+        """At most eight jobs overtake one that needs more seats; after that one node is kept for it.
+
+        Only the first job of those that are alike is counted.
+        """
+        counted, node = set(), granted.node
+        before = {ticket.handle: ticket for ticket in self.tickets(TicketState.QUEUED)}
+        for handle in self.ledger.before:
+            other = before.get(handle)
+            if other is None or other.job.sequences == 1 or node not in self.accepting(other.job):
+                continue
+            overtakes = self.overtakes.setdefault(other, [0, 0])
+            overtakes[1] += 1
+            job = other.job
+            alike = (job.model, job.sequences, job.body_bytes is None)
+            if alike in counted or node not in self.candidates(other):
+                continue
+            counted.add(alike)
+            lacking = self.seats_of(job, node) - self.room(node) - self.held[granted]
+            others = {
+                near
+                for near in self.candidates(other) - {node}
+                if self.room(near) > 0 and self.seats_of(job, near) - self.room(near) <= lacking
+            }
+            assert overtakes[0] < BYPASS or others, "more than eight have overtaken a job"
+            overtakes[0] += 1
+
+    def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
+        # A job that a node returned may find that its model no longer loads, or that no node is left which
+        # could ever hold it.
+        is_hopeless = isinstance(error, LoadFailed | InvalidRequest | NoOtherNode)
+        assert not ticket.has_begun or is_hopeless, "refused after its first delta"
+        if not isinstance(error, Displaced):
+            return
+        assert self.newcomer is not None
+        assert ticket.attempts == 0, "a displaced job never ran"
+        victim, newcomer = ticket.job, self.newcomer.job
+        assert victim.priority >= newcomer.priority
+        if victim.priority == newcomer.priority:
+            waiting = [other.job for other in self.tickets(TicketState.QUEUED)] + [victim]
+            of_class = [other.tenant for other in waiting if other.priority == victim.priority]
+            of_same_tenant = sum(other.tenant == newcomer.tenant for other in waiting)
+            assert of_class.count(victim.tenant) >= of_same_tenant + 2
+
+    def check_swap(self, model: str, evict: frozenset[str]) -> None:
+        assert model not in self.loading
+        for ticket in self.tickets(TicketState.GRANTED):
+            holds = ticket.node is not None and self.swapped(ticket.node) & evict
+            assert not holds or ticket.node.id not in self.seats, "evicted while it worked"
+        self.loading.add(model)
+        self.dying.discard(model)  # its last process may still run; the next one waits for its end
+        for evicted in evict:
+            assert evicted not in self.loading - {model}, "evicted while it was loaded"
+            if self.seats.pop(f"swap {evicted}", None) is not None:
+                self.dying.add(evicted)
+                self.leaving.discard(evicted)
+        assert self.dying <= evict, "more than one model has processes"
+        spare = [request for request in self.loads if request.model == model and request.only_if_free]
+        waits = any(ticket.job.model == model for ticket in self.tickets(TicketState.QUEUED))
+        assert waits or not spare or not evict, "evicted for a request that may evict nothing"
+
+    def check_stop(self, model: str) -> None:
+        """A model is stopped only if it is to be unloaded, and only without running jobs."""
+        assert model in self.leaving | {None}, "stopped without a request"
+        self.leaving.discard(model)
+        self.dying.add(model)
+        for ticket in self.tickets(TicketState.GRANTED):
+            assert ticket.node is None or model not in self.swapped(ticket.node), "stopped while it worked"
+        if model in self.loading:
+            self.loading.remove(model)
+        self.seats.pop(f"swap {model}", None)
+
+    def check_load_end(self, request: LoadRequest, error: FairleadError | None) -> None:
+        """A load request ends once, and without an error only if its model is loaded."""
+        if request in self.loads:
+            self.loads.remove(request)
+        assert error is not None or f"swap {request.model}" in self.seats
+
+    # Events ------------------------------------------------------------------------------------------
+
+    @rule(model=st.sampled_from("xy"), only_if_free=st.booleans())
+    def request_load(self, model, only_if_free) -> None:
+        if all(request.model != model for request in self.loads):
+            self.loads.append(request := LoadRequest(model, only_if_free=only_if_free))
+            self.subject.request_load(request)
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data())
+    def starve_of_loading(self, data) -> None:
+        self.subject.load_starved(data.draw(st.sampled_from(self.loads)))
+
+    @rule(model=st.sampled_from("xy"))
+    def unload(self, model) -> None:
+        if f"swap {model}" in self.seats or model in self.loading:
+            self.leaving.add(model)
+        self.subject.unload(model)
+
+    @precondition(lambda self: self.dying)
+    @rule(data=st.data())
+    def remove_node(self, data) -> None:
+        model = data.draw(st.sampled_from(sorted(self.dying)))
+        self.dying.remove(model)
+        self.subject.stopped(frozenset({model}))
+
+    def idle(self) -> list[NodeState]:
+        """Return the nodes that were reported as idle, and that are still up and idle."""
+        nodes = self.subject._nodes
+        reported = dict.fromkeys(node_id for node_id, _ in self.effects.idle_nodes)
+        return [nodes[node_id] for node_id in reported if node_id in nodes and not nodes[node_id].busy]
+
+    @precondition(lambda self: self.idle())
+    @rule(data=st.data(), used=st.booleans())
+    def expire(self, data, used) -> None:
+        nodes, node = self.subject._nodes, data.draw(st.sampled_from(self.idle()))
+        if used and node.used:
+            self.subject.expired(node.id, node.used - 1)  # it has had a job since
+            assert nodes[node.id] is node
+        else:
+            (model,) = node.models
+            self.leaving.add(model)
+            self.subject.expired(node.id, node.used)
+            assert nodes.get(node.id) is not node
+
+    @rule(
+        tenant=st.sampled_from("ABC"),
+        model=st.sampled_from("mmmnxy"),
+        priority=st.sampled_from([1, 1, 1, 0, 2]),
+        prompt=st.sampled_from([1, 9, 9, 50]),
+        stream=st.booleans(),
+        no_queue=st.sampled_from([False, False, False, True]),
+        cost=st.sampled_from([1.0, 10.0]),
+        relay=st.sampled_from([None, RELAY]),
+        too_long=st.sampled_from([None, None, None, QueueFull("too long")]),
+        n=st.sampled_from([1, 1, 1, 2, 3, 9]),
+    )
+    def submit(self, tenant, model, priority, prompt, stream, no_queue, cost, relay, too_long, n) -> None:
+        ticket = job(
+            tenant,
+            model=model,
+            priority=priority,
+            prompt=prompt,
+            stream=stream,
+            no_queue=no_queue,
+            cost=cost,
+            relay=relay,
+            n=n,
+        )
+        self.order[ticket] = len(self.order)
+        refused = set(self.effects.refused)
+        self.newcomer = ticket
+        self.subject.submit(ticket, too_long=too_long)
+        self.newcomer = None
+        assert ticket.state is not TicketState.NEW
+        if too_long is not None:
+            assert ticket.state is not TicketState.QUEUED
+            assert set(self.effects.refused) <= refused | {ticket}, "displaced by a job that was then refused"
+
+    @precondition(lambda self: any(job.job.sequences > 1 for job in self.tickets(TicketState.QUEUED)))
+    @rule(tenants=st.lists(st.sampled_from("ABC"), min_size=1, max_size=12))
+    def serve_small_jobs(self, tenants) -> None:
+        """Let jobs of one seat come and go, one after another, while a job waits that needs more."""
+        for tenant in tenants:
+            ticket = job(tenant, relay=RELAY)
+            self.order[ticket] = len(self.order)
+            self.newcomer = ticket
+            self.subject.submit(ticket)
+            self.newcomer = None
+            running = self.tickets(TicketState.GRANTED)
+            small = [each for each in running if each.seats == 1 and each.node in self.with_model("m")]
+            if small:
+                self.charge_final_cost(small[0], 1.0)
+                self.subject.finished(small[0], cost=1.0)
+            self.counts_agree()
+            self.no_job_waits_for_free_seats_that_it_could_have()
+
+    @precondition(lambda self: self.order)
+    @rule(data=st.data(), cost=st.floats(0, 30))
+    def leave_or_finish(self, data, cost) -> None:
+        ticket = data.draw(st.sampled_from(list(self.order)))
+        if data.draw(st.booleans()):
+            cost = ticket.charged if ticket.has_begun else 0.0
+            self.charge_final_cost(ticket, cost)
+            self.subject.leave(ticket)
+        else:
+            self.charge_final_cost(ticket, cost)
+            self.subject.finished(ticket, cost=cost)
+        assert ticket.state is TicketState.DONE
+
+    @precondition(lambda self: self.tickets(TicketState.GRANTED))
+    @rule(data=st.data(), cost=st.floats(0, 30))
+    def start_response(self, data, cost) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
+        if ticket in self.trials:
+            self.trials.remove(ticket)
+            self.full[ticket.node, ticket.job.model].succeed(ticket.job.tenant)
+        self.subject.first_delta(ticket)
+        self.subject.charge(ticket, cost)
+
+    @precondition(lambda self: self.tickets(TicketState.GRANTED))
+    @rule(
+        data=st.data(),
+        cause=st.sampled_from(["full", "full", "failed", "unsuited"]),
+        named_s=st.sampled_from([None, 30.0]),
+    )
+    def return_to_queue(self, data, cause, named_s) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
+        self.order[ticket] = -len(self.order) - self.returns.total()
+        self.returns[ticket] += 1
+        if cause == "full":
+            self.trials.discard(ticket)
+            self.failed_at.pop(ticket, None)
+            full = self.full.setdefault((ticket.node, ticket.job.model), Full())
+            full.reject(ticket.job.tenant, is_named=named_s is not None)
+            self.subject.rejected_by_node(ticket, named_s)
+        elif cause == "failed":
+            self.end_trial(ticket)
+            self.failed_at[ticket] = ticket.node
+            self.subject.requeued(ticket)
+        else:
+            self.end_trial(ticket)
+            self.unsuited.setdefault(ticket, set()).add(ticket.node)
+            self.subject.unsuited(ticket)
+        may_wait = ticket.has_begun or not (ticket in self.expired or ticket.job.no_queue)
+        is_hopeless = isinstance(self.effects.refused.get(ticket), NoOtherNode)
+        assert not is_hopeless or self.accepting(ticket.job) <= self.unsuited[ticket]
+        assert not may_wait or is_hopeless or ticket not in self.effects.refused
+        assert may_wait or ticket.state is not TicketState.QUEUED
+
+    @precondition(lambda self: self.full)
+    @rule(data=st.data())
+    def end_pause(self, data) -> None:
+        node, model = data.draw(st.sampled_from(list(self.full)))
+        full = self.full[node, model]
+        whose = data.draw(st.sampled_from([None, *"ABC"]))
+        if self.subject._nodes.get(node.id) is node:
+            if full.pauses.get(whose, (False, False))[0]:
+                del full.pauses[whose]  # nobody has tried
+                if whose is None:
+                    full.rejected.clear()
+            else:
+                full.resume(whose)
+            self.subject.resume(PausedModel(node.id, model, whose))
+
+    @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
+    @rule(data=st.data())
+    def pass_deadline(self, data) -> None:
+        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED, TicketState.QUEUED)))
+        waits, stopped = ticket.state is TicketState.QUEUED, len(self.effects.stopped)
+        self.expired.add(ticket)
+        self.subject.deadline(ticket, QueueTimeout("late"))
+        assert (waits and not ticket.has_begun) == (ticket in self.effects.refused)
+        if not waits:
+            stops = ticket.job.stream and not ticket.has_begun
+            assert stopped + stops == len(self.effects.stopped)
+
+    @precondition(lambda self: self.tickets(TicketState.QUEUED))
+    @rule(data=st.data())
+    def starve(self, data) -> None:
+        self.subject.starved(data.draw(st.sampled_from(self.tickets(TicketState.QUEUED))))
+
+    @precondition(lambda self: len(self.order) >= LATE)
+    @rule()
+    def drain(self) -> None:
+        self.subject.drain()
+        assert self.loads == []
+        assert all(ticket.attempts for ticket in self.tickets(TicketState.QUEUED))
+
+    @rule(name=st.sampled_from(["one", "two", "far"]), seats=st.integers(1, 4))
+    def node_up(self, name, seats) -> None:
+        self.seats[name] = seats
+        self.subject.node_up(*self.nodes[name], self.limits(name, seats))
+
+    @rule(name=st.sampled_from(["one", "two", "far"]))
+    def node_down(self, name) -> None:
+        self.seats.pop(name, None)
+        self.subject.node_down(name)
+
+    @precondition(lambda self: self.seats)
+    @rule(data=st.data(), seats=st.integers(0, 4))
+    def change_seats(self, data, seats) -> None:
+        name = data.draw(st.sampled_from(sorted(self.seats)))
+        if not self.seats[name] and seats:
+            state = self.subject._nodes[name]
+            self.full = {key: full for key, full in self.full.items() if key[0] is not state}
+        seats = self.seats[name] = seats if name == "far" else max(seats, 1)  # 0: closed
+        node = self.nodes.get(name) or FakeNode(name, name[-1])
+        self.subject.seats_changed(*node, self.limits(name, seats))
+
+    def limits(self, name: str, seats: int) -> NodeLimits:
+        return remote_limits(seats) if name == "far" else limits(seats, longest=20)
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data(), loads=st.sampled_from([True, True, False]))
+    def swap_ends(self, data, loads) -> None:
+        model = data.draw(st.sampled_from(sorted(self.loading)))
+        self.loading.remove(model)
+        node = FakeNode(f"swap {model}", model)
+        if loads:
+            self.seats[node.id] = 1
+            self.subject.node_up(*node, limits(1, longest=20))
+        else:
+            self.subject.load_failed(node.models, LoadFailed("no such file"))
+
+    # What must hold between events -------------------------------------------------------------------
+
+    @invariant()
+    def counts_agree(self) -> None:
+        statistics = self.subject.statistics()
+        assert len(self.tickets(TicketState.QUEUED)) == statistics.waiting
+        assert sum(self.seats.values()) == statistics.seats
+        holders = dict.fromkeys(self.subject._nodes.values(), (0, 0))
+        for ticket in self.tickets(TicketState.GRANTED):
+            if ticket.node in holders:
+                jobs, seats = holders[ticket.node]
+                holders[ticket.node] = jobs + 1, seats + self.held[ticket]
+        assert holders == {node: (node.jobs, node.busy) for node in holders}
+        paused = {(node, model) for node in holders for model, full in node.full.items() if full}
+        assert {key for key, full in self.full.items() if full.pauses and key[0] in holders} == paused
+        for node, model in paused:
+            refused = [tenant for tenant in "ABC" if node.full[model].refuses(tenant)]
+            assert refused == [tenant for tenant in "ABC" if self.full[node, model].refuses(tenant)]
+        assert sum(jobs for jobs, _ in holders.values()) == statistics.running
+        assert statistics.waiting <= CAPACITY + self.returns.total()
+        assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
+        assert len(self.subject._queue) == len(self.subject._queue._kernel)
+
+    @invariant()
+    def no_job_waits_for_free_seats_that_it_could_have(self) -> None:
+        waiting = self.tickets(TicketState.QUEUED)
+        kept = {node for node in self.subject._nodes.values() if node.is_held}
+        for ticket in waiting:
+            for node in self.candidates(ticket) - kept:
+                assert self.room(node) <= 0 or self.seats_of(ticket.job, node) > self.room(node)
+        # Each of these nodes is kept for another job, which would be there already if it were before others.
+        passed = [ticket for ticket in waiting if ticket.overtaken >= BYPASS]
+        assert len(kept) <= len(passed)
+        for node in kept:
+            assert any(
+                node in self.candidates(ticket) and self.seats_of(ticket.job, node) > self.room(node) > 0
+                for ticket in passed
+            )
+
+    @invariant()
+    def no_job_waits_that_every_node_has_refused(self) -> None:
+        for ticket in self.tickets(TicketState.QUEUED):
+            refusing = self.unsuited.get(ticket)
+            if refusing and self.accepting(ticket.job) <= refusing:
+                model = ticket.job.model
+                assert model in "xy", "it waits for a local node"
+                assert f"swap {model}" not in self.seats or model in self.leaving
+
+    @invariant()
+    def jobs_that_overtake_are_counted(self) -> None:
+        for ticket in self.tickets(TicketState.QUEUED):
+            least, most = self.overtakes.get(ticket, (0, 0))
+            assert least <= ticket.overtaken <= most
+
+    @invariant()
+    def node_makes_room_only_while_a_job_starves(self) -> None:
+        if any(node.draining for node in self.subject._nodes.values()):
+            waiting = self.tickets(TicketState.QUEUED)
+            assert any(request.starved for request in self.loads) or any(ticket.starved for ticket in waiting)
+
+    @invariant()
+    def requested_swap_starts_when_no_job_runs(self) -> None:
+        swapped = {name for name in self.seats if name.startswith("swap")}
+        working = any(node.busy for name, node in self.subject._nodes.items() if name in swapped)
+        waiting = {
+            ticket.job.model
+            for ticket in self.tickets(TicketState.QUEUED)
+            if ticket.job.model in "xy" and self.accepting(ticket.job) <= self.unsuited.get(ticket, set())
+        }
+        if waiting and not working:
+            assert self.loading or self.leaving
+
+    @invariant()
+    def load_request_ends_when_its_model_is_loaded(self) -> None:
+        for request in self.loads:
+            assert f"swap {request.model}" not in self.seats or request.model in self.leaving
+
+    @invariant()
+    def ticket_ends_once(self) -> None:
+        assert len(self.effects.granted) == sum(ticket.attempts for ticket in self.order)
+        for ticket in self.effects.refused:
+            assert ticket.state is TicketState.DONE
+
+    def teardown(self) -> None:
+        for ticket in self.order:
+            self.charge_final_cost(ticket, ticket.charged if ticket.has_begun else 0.0)
+            self.subject.leave(ticket)
+        for tenant, charged in self.ledger.charged.items():
+            assert pytest.approx(self.costs[tenant], abs=1e-6) == charged
+        statistics = self.subject.statistics()
+        assert (statistics.waiting, statistics.running) == (0, 0)
+        assert not self.subject._queue
+        swaps = self.subject._swaps
+        assert swaps._starved == {request.model: 1 for request in self.loads if request.starved}
+        assert swaps._requested == {request.model: 1 for request in self.loads}
+        assert not swaps._local_only
+        assert len(self.subject._queue._kernel) == 0
+
+
+class TokensMachine(SchedulerMachine):
+    fairness = "tokens"

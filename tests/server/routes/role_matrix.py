@@ -1,0 +1,116 @@
+"""Every route of the route table as a request, and the roles that may send it: what the matrix tests use.
+
+`ROLE_OF` is written by hand. The route table has the same facts, and a row that lost its permission would
+otherwise agree with itself.
+"""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from fairlead.base.config import ROLES, ApiKey, Role
+from fairlead.server.routes.route import Route
+from fairlead.server.routes.route_table import ROUTES
+
+KEYS: dict[Role, ApiKey] = {role: ApiKey(f"sk-{role}", user=f"{role}-1", role=role) for role in ROLES}
+OTHER = ApiKey("sk-other", user="other")  # the owner of objects that are not the caller's
+
+KEYLESS = {
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/"),
+    ("GET", "/dashboard/{name}"),
+}
+ROLE_OF: dict[tuple[str, str], Role] = {
+    ("POST", "/models/load"): "operator",
+    ("POST", "/models/unload"): "operator",
+    ("GET", "/models/{name}/logs"): "operator",
+    ("POST", "/nodes/{node_id}/drain"): "operator",
+    ("POST", "/nodes"): "admin",
+    ("DELETE", "/nodes/{node_id}"): "admin",
+}
+
+_MESSAGES = [{"role": "user", "content": "hello"}]
+_BODIES: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": _MESSAGES},
+    "/completions": {"prompt": "hello"},
+    "/embeddings": {"input": ["hello"]},
+    "/messages": {"max_tokens": 9, "messages": _MESSAGES},
+    "/messages/count_tokens": {"messages": _MESSAGES},
+    "/responses": {"input": "hello"},
+    "/rerank": {"query": "hello", "documents": ["world"]},
+    "/v2/rerank": {"query": "hello", "documents": ["world"]},
+    "/score": {"text_1": "hello", "text_2": ["world"]},
+    "/audio/transcriptions": {},
+    "/audio/translations": {},
+    "/audio/speech": {"input": "hello"},
+    "/images/generations": {"prompt": "hello"},
+    "/images/edits": {"prompt": "hello"},
+    "/images/variations": {},
+    "/moderations": {"input": "hello"},
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [10]},
+    "/api/chat": {"messages": _MESSAGES},
+    "/api/generate": {"prompt": "hello"},
+    "/api/embed": {"input": ["hello"]},
+    "/api/embeddings": {"prompt": "hello"},
+    "/api/show": {},
+    "/models/load": {},
+    "/models/unload": {},
+}
+_NAMES = {"node_id": "big", "upstream_path": "small/x", "digest": "sha256:0"}
+
+
+class Call(NamedTuple):
+    """A request for a route."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+def call_of(route: Route, *, node_url: str = "http://10.0.0.2:8000", **names: str) -> Call:
+    """Return a valid request for a route; `names` are values of the path's parameters."""
+    values = {"name": "app.css" if "dashboard" in route.path else "small", **_NAMES, **names}
+    path = re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], "absent"), route.path)
+    if route.path == "/nodes" and route.method == "POST":
+        return Call(route.method, path, json.dumps({"id": "big", "url": node_url}).encode())
+    fields = _BODIES.get(route.path.removeprefix("/v1"))
+    if route.path.endswith("/audio/voices"):
+        path += "?model=remote"
+    model = "remote" if route.tag == "media" else "small"
+    body = b"" if fields is None else json.dumps({"model": model, **fields}).encode()
+    return Call(route.method, path, body)
+
+
+def role_of(route: Route) -> Role | None:
+    """Return the role that a route needs; None if it needs no key."""
+    at = (route.method, route.path)
+    return None if at in KEYLESS else ROLE_OF.get(at, "user")
+
+
+def cells() -> list[tuple[Route, Role | None, Role | None]]:
+    """Return each route with each caller's role, None for no key, and the role that the route needs."""
+    return [(route, caller, role_of(route)) for route in ROUTES for caller in (None, *ROLES)]
+
+
+def header_of(caller: Role | None) -> dict[str, str]:
+    """Return the header with the key of a role."""
+    return {} if caller is None else {"Authorization": f"Bearer {KEYS[caller].key}"}
+
+
+def check(caller: Role | None, needed: Role | None, status: int, body: bytes) -> None:
+    """Check the response to a request for a route that needs a role: 401, 403, or neither of them."""
+    if needed is None:
+        assert status not in (401, 403)
+    elif caller is None:
+        assert status == 401
+    elif ROLES.index(caller) < ROLES.index(needed):
+        assert status == 403
+        text = body.decode()
+        assert f"an API key with the role {needed}" in text
+        assert f"has the role {caller}" in text
+        assert KEYS[caller].key not in text
+        assert '"insufficient_role"' in text
+    else:
+        assert status not in (401, 403), body

@@ -1,0 +1,86 @@
+"""The route table: each row has a view, each path one meaning, and a request is matched once."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from werkzeug.routing import MapAdapter
+
+from fairlead.server import routes as api
+from fairlead.server.routes.route import KEYLESS, Permission
+from fairlead.server.routes.route_table import ROUTES
+
+
+def test_no_method_of_a_path_occurs_twice():
+    assert max(Counter((route.method, route.path) for route in ROUTES).values()) == 1
+
+
+def test_only_probes_and_the_dashboard_need_no_key():
+    assert {route.path for route in ROUTES if route.permission in KEYLESS} == {
+        "/health",
+        "/ready",
+        "/",
+        "/dashboard/{name}",
+    }
+
+
+def test_routes_that_change_models_or_nodes_are_for_operators():
+    unsafe = {(route.method, route.path) for route in ROUTES if route.permission.is_strict}
+    changing = {
+        (route.method, route.path)
+        for route in ROUTES
+        if route.method != "GET" and route.path.startswith(("/models/", "/nodes"))
+    }
+    assert unsafe - changing == {("GET", "/nodes"), ("GET", "/models/{name}/logs")}
+    assert changing - unsafe == set()
+
+
+def test_only_administrators_add_and_remove_nodes_and_only_operators_drain_them():
+    changing = {
+        (route.method, route.path): route.permission
+        for route in ROUTES
+        if route.path.startswith("/nodes") and route.method != "GET"
+    }
+    assert changing == {
+        ("POST", "/nodes"): Permission.ADMIN,
+        ("DELETE", "/nodes/{node_id}"): Permission.ADMIN,
+        ("POST", "/nodes/{node_id}/drain"): Permission.ALL_MODELS,
+    }
+
+
+def test_every_documented_route_has_a_summary_that_is_a_sentence():
+    summaries = [route.summary for route in ROUTES if route.tag is not None]
+    assert [text for text in summaries if not re.fullmatch(r"[A-Z2].+\.", text)] == []
+
+
+def test_only_the_application_and_its_adapter_import_quart():
+    modules = Path(api.__file__).parent.rglob("*.py")
+    knowing = {
+        path.name for path in modules if re.search(r"^(from|import) quart", path.read_text(), re.MULTILINE)
+    }
+    assert knowing == {"exchange.py", "routes.py"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "times"),
+    [
+        ("GET", "/health", 1),
+        ("GET", "/v1/models/small", 1),
+        ("GET", "/nowhere", 1),
+        ("DELETE", "/health", 1),
+        ("GET", "//health", 0),
+        ("POST", "/tokenize", 0),
+    ],
+)
+async def test_request_is_matched_at_most_once(client, monkeypatch, method, path, times):
+    matched = []
+    match = MapAdapter.match
+
+    def counted(adapter, *arguments, **options):
+        matched.append(adapter.path_info)
+        return match(adapter, *arguments, **options)
+
+    monkeypatch.setattr(MapAdapter, "match", counted)
+    await client.send(method, path, b"")
+    assert len(matched) == times
