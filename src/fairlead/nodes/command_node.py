@@ -12,6 +12,7 @@ from http import HTTPStatus
 import structlog
 import trio
 
+from fairlead.base.backoff import Backoff
 from fairlead.base.config import CommandConfig, HealthConfig
 from fairlead.base.errors import LoadFailed, NodeFailed
 from fairlead.base.grant import Grant
@@ -182,11 +183,10 @@ class CommandNode:
         limit_s = config.health_check_timeout_s
         if config.check_endpoint != "none":
             with trio.move_on_after(limit_s) as timeout:
-                pause_s = FIRST_POLL_S
+                backoff = Backoff(FIRST_POLL_S, LONGEST_POLL_S)
                 while not await self._answers(run):
                     self._report_progress()
-                    await trio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_POLL_S)
+                    await trio.sleep(backoff.take())
             if timeout.cancelled_caught:
                 reason = f"{config.name} did not answer {config.check_endpoint} within {limit_s:g} s"
                 raise LoadFailed("\n".join([reason, *run.process.output(LAST_LINES)]))

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 import trio
 
+from fairlead.base.backoff import Backoff
 from fairlead.base.config import QueueConfig
 from fairlead.base.errors import FairleadError, NoNode, QueueFull, QueueTimeout
 from fairlead.base.frame_link import FrameLink
@@ -333,16 +334,16 @@ class _Pause:
 
     def __init__(self) -> None:
         self.ends_at = -inf
-        self._next_s = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def begin(self) -> None:
         """Begin a pause: it counts from now."""
-        self.ends_at = trio.current_time() + self._next_s
-        self._next_s = min(2 * self._next_s, LONGEST_PAUSE_S)
+        self.ends_at = trio.current_time() + self._backoff.take()
 
     def end(self) -> None:
         """End it, and begin with the shortest one the next time."""
-        self.ends_at, self._next_s = -inf, FIRST_PAUSE_S
+        self.ends_at = -inf
+        self._backoff.reset()
 
 
 class _Question:

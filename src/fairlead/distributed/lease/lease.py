@@ -12,6 +12,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from fairlead.base.backoff import Backoff
 from fairlead.distributed.lease.contender import Contender, LeaseRecord, Read, Replace, Wait
 from fairlead.distributed.lease.term import Term, running_time_s
 
@@ -124,17 +125,16 @@ class StoredLease:
 
     async def _acquire(self, task_status: trio.TaskStatus[Term]) -> None:
         """Return when this process is the leader and has reported it."""
-        pause_s = self._duration_s * FIRST_PAUSE
+        backoff = Backoff(self._duration_s * FIRST_PAUSE, self._duration_s)
         while self._contender.term is None:
             try:
                 async with self._session() as store:
                     while self._contender.term is None:
                         await self._step(store)
-                        pause_s = self._duration_s * FIRST_PAUSE
+                        backoff.reset()
             except StoreFailed as error:
                 self._failed(error)
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._duration_s)
+                await trio.sleep(backoff.take())
         term = self._contender.term
         if not term.is_valid():
             raise LeaseLost("the lease had expired when the reply arrived")

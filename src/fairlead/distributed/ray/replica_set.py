@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from fairlead.base.backoff import Backoff
+
 ReplicaState = Literal["starting", "up", "draining", "ending"]
 
 # The other replicas must have room for the jobs of an unnecessary one in this part of their seats.
@@ -121,7 +123,7 @@ class ReplicaSet:
         self._replicas: dict[int, _Replica] = {}
         self._overloaded = _Timer()
         self._spare = _Timer()
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
         self._retry_at_s = 0.0
 
     def __len__(self) -> int:
@@ -164,10 +166,9 @@ class ReplicaSet:
         """Record that a replica is gone, requested or not. It is replaced if it was not."""
         replica = self._replicas.pop(number)
         if replica.up_at_s is not None and now_s - replica.up_at_s >= STEADY_S:
-            self._backoff_s = FIRST_BACKOFF_S
+            self._backoff.reset()
         elif replica.state in ("starting", "up"):
-            self._retry_at_s = now_s + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, LONGEST_BACKOFF_S)
+            self._retry_at_s = now_s + self._backoff.take()
 
     # Decisions ---------------------------------------------------------------------------------------
 

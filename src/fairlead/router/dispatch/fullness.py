@@ -10,6 +10,7 @@ Example: A is rejected for 60 s. After 1 s B tries. If B succeeds, all but A go 
 wait for the time that the node has named to B.
 """
 
+from fairlead.base.backoff import Backoff
 from fairlead.router.dispatch.ticket import Ticket
 
 FIRST_PAUSE_S = 1.0
@@ -29,25 +30,25 @@ class Pause:
     answered 429.
     """
 
-    __slots__ = ("_next_s", "is_limit", "is_named", "may_try")
+    __slots__ = ("_backoff", "is_limit", "is_named", "may_try")
 
     def __init__(self) -> None:
         self.may_try = False
         self.is_named = False
         self.is_limit = False
-        self._next_s = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     def begin(self, named_s: float | None, *, is_limit: bool, grows: bool) -> float:
         """Begin the pause again, and return its length. `grows`: a job that tried was rejected."""
         if grows:
-            self._next_s = min(2 * self._next_s, LONGEST_PAUSE_S)
+            self._backoff.grow()
         self.may_try, self.is_named, self.is_limit = False, named_s is not None, is_limit
-        return self._next_s if named_s is None else min(named_s, LONGEST_NAMED_S)
+        return self._backoff.pause_s if named_s is None else min(named_s, LONGEST_NAMED_S)
 
     def wait_for_trial(self) -> float:
         """Let no other job try, and return after which time another may try although nothing is known."""
         self.may_try = False
-        return self._next_s
+        return self._backoff.pause_s
 
 
 class FullModel:

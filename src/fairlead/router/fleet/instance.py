@@ -2,6 +2,7 @@
 
 import trio
 
+from fairlead.base.backoff import Backoff
 from fairlead.nodes.model_process import ModelProcess
 
 FIRST_BACKOFF_S = 0.5
@@ -41,7 +42,7 @@ class Restarts:
     def __init__(self) -> None:
         self.is_due = False
         self._is_given_up = False
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
 
     @property
     def is_missing(self) -> bool:
@@ -59,9 +60,8 @@ class Restarts:
     def ran(self, duration_s: float) -> None:
         """Start again with the shortest pause if an instance was ready for long enough."""
         if duration_s > HEALTHY_AFTER_S:
-            self._backoff_s = FIRST_BACKOFF_S
+            self._backoff.reset()
 
     def next_backoff_s(self) -> float:
         """Return the pause before the next restart, and double it, up to `LONGEST_BACKOFF_S`."""
-        backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
-        return backoff_s
+        return self._backoff.take()
