@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import struct
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ class RecordingChannel:
 
     def __init__(self, path: Path) -> None:
         self.frames: list[messages.ToParent] = []
-        self._spec = messages.WorkerSpec(path=str(path), device="cpu", dtype="float32")
+        listen = str(Path(tempfile.mkdtemp()) / "engine")  # nobody connects
+        self._spec = messages.WorkerSpec(path=str(path), device="cpu", dtype="float32", listen=listen)
 
-    def read_spec(self) -> messages.WorkerSpec:
+    def receive(self) -> messages.WorkerSpec:
         return self._spec
 
-    def write(self, message: messages.ToParent) -> None:
+    def send(self, message: messages.ToParent) -> None:
         self.frames.append(message)
 
 

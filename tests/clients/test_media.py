@@ -18,6 +18,9 @@ from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from nodes import media_server
 from nodes.media_server import TEXT, MediaServer
 
+# Newer versions of the package call some of these methods deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 NODE, COMMAND = "media", "local"
 MB = 1024 * 1024
 # All processes of the server together, for an upload of 100 MB.

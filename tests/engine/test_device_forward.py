@@ -190,6 +190,11 @@ def test_step_launched_ahead_uses_the_tokens_that_the_previous_one_chose(models,
     assert expected == texts_of(loaded, ahead=True, samplings=samplings)
 
 
+def _on_device(model, cache, *, exact):
+    assert not exact
+    return DeviceForward(model, cache)
+
+
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.nightly)])
 def test_texts_of_two_ranks_match_those_of_one(tmp_path, launches, monkeypatch, name):
     config = copy.deepcopy(FAMILIES[name])
@@ -203,7 +208,7 @@ def test_texts_of_two_ranks_match_those_of_one(tmp_path, launches, monkeypatch, 
             launch(*arguments, **options)
 
     monkeypatch.setattr(Noted, "_launch", launch_alone)
-    monkeypatch.setattr(torch_loading, "TorchForward", DeviceForward)
+    monkeypatch.setattr(torch_loading, "TorchForward", _on_device)
     sizes = {"max_batch": 2, "max_batched_tokens": TOKENS, "kv_cache_bytes": 1 << 20}
     with on_ranks(tmp_path, **sizes) as ranks:
         assert ranks.loaded[0].kernel == "triton × 2"

@@ -134,6 +134,7 @@ TESTS = {
     "$CC": "tests/server/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
     "$NO_COLOR": "tests/server/cli/test_announcer.py::test_no_color_removes_colors",
     "$NOTIFY_SOCKET": f"{_MACHINE}systemd_is_notified_of_readiness_and_of_stopping",
+    "$OMP_NUM_THREADS": "tests/engine/test_threads.py::test_number_in_the_environment_is_used",
     "$TMPDIR": (
         "tests/server/routes/test_media.py::test_forms_are_kept_in_the_folder_that_the_environment_names"
     ),

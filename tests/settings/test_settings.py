@@ -21,7 +21,7 @@ ELSEWHERE = {
     "logJson": "settings/test_logging_settings.py::test_log_json",
     "logLevel": "settings/test_logging_settings.py::test_log_level",
     "otlpEndpoint": "settings/test_logging_settings.py::test_otlp_endpoint",
-    "fronts": "roles/test_several_fronts.py::test_every_front_answers_for_all",
+    "fronts": "distributed/supervisor/test_several_fronts.py::test_every_front_answers_for_all",
     **dict.fromkeys(
         (
             f"dispatcher.{name}"
@@ -33,25 +33,27 @@ ELSEWHERE = {
         ("lease.duration", "lease.redis"),
         "e2e/test_fronts_on_machines.py::test_standby_takes_over_without_an_effect_on_streams_and_on_the_order_of_jobs",
     ),
-    "lease.redisKey": "lease/test_factory.py::test_redis_key_of_the_configuration_is_used",
+    "lease.redisKey": "distributed/lease/test_factory.py::test_redis_key_of_the_configuration_is_used",
     **dict.fromkeys(
         ("cluster.scaleDownAfter", "cluster.scaleUpAfter", "cluster.targetWait"),
-        "cluster/test_controller.py::test_replicas_follow_the_estimated_wait",
+        "distributed/ray/test_controller.py::test_replicas_follow_the_estimated_wait",
     ),
-    "cluster.ray": "cluster/test_launcher.py::test_launcher_is_started_again_when_it_ends",
+    "cluster.ray": "distributed/ray/test_launcher.py::test_launcher_is_started_again_when_it_ends",
     **dict.fromkeys(
         (f"models.ENGINE.replicas.{name}" for name in ("cpus", "gpus", "memoryMb")),
-        "cluster/test_launcher.py::test_ray_reserves_what_a_replica_takes",
+        "distributed/ray/test_launcher.py::test_ray_reserves_what_a_replica_takes",
     ),
     **dict.fromkeys(
         ("models.ENGINE.replicas.max", "models.ENGINE.replicas.min"),
-        "cluster/test_controller.py::test_replicas_follow_the_estimated_wait",
+        "distributed/ray/test_controller.py::test_replicas_follow_the_estimated_wait",
     ),
     "models.ENGINE.closeAtLimit": (
         "e2e/test_structured_answers.py::test_answer_is_cut_at_its_limit_where_closing_is_off"
     ),
     "nodes[].caFile": "nodes/test_probing.py::test_certificate_of_an_authority_in_a_file_is_trusted",
-    "lease.kubernetes": "lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used",
+    "lease.kubernetes": (
+        "distributed/lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used"
+    ),
 }
 
 

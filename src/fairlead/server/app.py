@@ -5,6 +5,7 @@ child processes end with the fleet's nursery.
 """
 
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -290,7 +291,8 @@ async def watch_signals(
 
 async def ignore_hangups() -> None:
     """Log each SIGHUP until cancelled, for a server that reads no configuration again."""
-    if not hasattr(signal, "SIGHUP"):  # Windows
+    is_main = threading.current_thread() is threading.main_thread()  # only it can receive signals
+    if not is_main or not hasattr(signal, "SIGHUP"):  # Windows
         return
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         async for _ in signals:

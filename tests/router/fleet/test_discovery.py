@@ -147,7 +147,7 @@ async def test_fleet_uses_the_node_that_is_found_and_waits_when_it_is_gone(monke
     async with stub() as server:
         port = server.url.rpartition(":")[2]
         names = Names(["127.0.0.1"])
-        monkeypatch.setattr("fleet.running_fleet.Fleet", partial(Fleet, lookup=names.look_up))
+        monkeypatch.setattr("router.fleet.running_fleet.Fleet", partial(Fleet, lookup=names.look_up))
         config = NodeConfig(id="pods", url=f"dns+http://name.example:{port}")
         health = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
         async with running_fleet(nodes=(config,), health_check=health) as opened:

@@ -105,7 +105,7 @@ MUTANTS = {
         _OnlyExpected,
     ),
     "what the fleet does beside is not contained": ("model", "router.fleet.fleet.contain", _not_contained),
-    "a child is ended without a second try": ("model", "process.child.Child.end", _end_carelessly),
+    "a child is ended without a second try": ("model", "nodes.processes.child.Child.end", _end_carelessly),
     "a node that could not report its end keeps its seats": (
         "model",
         "router.dispatch.scheduler.Scheduler.node_counts",

@@ -272,7 +272,8 @@ REMOTE = [
 def test_no_header_of_a_node_is_relayed(status, streams):
     async def run_checks(made):
         kind = "text/event-stream" if streams and status == "200 OK" else "application/json"
-        body = b"data: [DONE]\n\n" if kind != "application/json" else b'{"choices": []}'
+        event = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        body = event if kind != "application/json" else b'{"choices": []}'
         made.responses = {CHAT: [head(kind, *REMOTE, f"Content-Length: {len(body)}", status=status) + body]}
         reply = await made.post_chat("ann", "lies", stream=streams)
         assert (f"{reply.status}", reply.body) == (status[:3], body)

@@ -444,7 +444,7 @@ async def look_up(host: str, _port: int) -> list[str]:
     ],
 )
 async def test_node_that_a_client_adds_is_at_no_link_local_or_metadata_address(monkeypatch, url):
-    monkeypatch.setattr("fleet.running_fleet.Fleet", partial(Fleet, lookup=look_up))
+    monkeypatch.setattr("router.fleet.running_fleet.Fleet", partial(Fleet, lookup=look_up))
     async with running_fleet() as opened:
         with pytest.raises(InvalidRequest, match=r"^url: .* link-local or metadata address") as refused:
             await opened.fleet.add_node(node(url), by=BY)
@@ -462,7 +462,7 @@ async def test_other_spellings_of_an_address_are_refused_as_they_are_resolved(ho
 
 
 async def test_configuration_may_name_a_restricted_address_which_clients_may_then_use(monkeypatch):
-    monkeypatch.setattr("fleet.running_fleet.Fleet", partial(Fleet, lookup=look_up))
+    monkeypatch.setattr("router.fleet.running_fleet.Fleet", partial(Fleet, lookup=look_up))
     configured = node("http://innocent.example:1", "configured", models=("m",))
     async with running_fleet(nodes=(configured,), health_check=QUICK) as opened:
         with trio.move_on_after(0.5):

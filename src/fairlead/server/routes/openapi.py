@@ -19,8 +19,7 @@ from fairlead.server.routes.route import JSON, KEYLESS, Route
 
 COMPONENTS = "#/components/schemas/{name}"
 
-# A field in a docstring: `name: text`, with further lines of the text indented.
-_FIELD = re.compile(r"^(\w+): (.+(?:\n .+)*)\n?", re.MULTILINE)
+_FIELD = re.compile(r"(\w+): (\S.*)")  # in a docstring; further lines of its text are indented
 
 # The descriptions of errors, by status.
 ERRORS = {
@@ -88,19 +87,23 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 def _describe_fields(component: dict[str, Any]) -> None:
     """Move what a type's docstring says of its fields to these fields."""
-    text = inspect.cleandoc(component.get("description", ""))
     properties = component.get("properties", {})
-
-    def move(found: re.Match[str]) -> str:
-        if found[1] not in properties:
-            return found[0]
-        words = re.sub(r"\bNone\b", "null", " ".join(found[2].split()))
-        properties[found[1]] = {**properties[found[1]], "description": words}
-        return ""
-
-    text = _FIELD.sub(move, text)
-    if text:
-        component["description"] = re.sub(r"\n{3,}", "\n\n", text).strip()
+    texts: dict[str, list[str]] = {}
+    others: list[str] = []
+    lines = others
+    for line in inspect.cleandoc(component.get("description", "")).splitlines():
+        if (found := _FIELD.fullmatch(line)) is not None and found[1] in properties:
+            lines = texts[found[1]] = [found[2]]
+        elif lines is not others and line.startswith(" "):
+            lines.append(line.strip())
+        else:
+            lines = others
+            lines.append(line)
+    for name, parts in texts.items():
+        words = re.sub(r"\bNone\b", "null", " ".join(parts))
+        properties[name] = {**properties[name], "description": words}
+    if others:
+        component["description"] = "\n".join(others).strip()
 
 
 def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
