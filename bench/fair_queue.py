@@ -76,7 +76,7 @@ class Kernel:
 
 
 class KernelByTokens(Kernel):
-    """A queue whose turns are by token."""
+    """A queue with token fairness."""
 
     label = "tokens"
     fairness = "tokens"

@@ -435,7 +435,7 @@ cdef class InputBatch:
     def look_up_drafts(self, int64_t ngram, int64_t budget) -> array:
         """Set drafts of the slots that are scheduled with one token: what followed their last `ngram` tokens before.
 
-        At most `budget` drafts in all. Returns the slots whose blocks do not hold theirs, by row.
+        At most `budget` drafts in all. Returns the slots without blocks for their drafts, by row.
         """
         cdef int32_t *short = self.batch.scratch
         cdef int32_t short_count
@@ -468,7 +468,7 @@ cdef class InputBatch:
             slot = self.batch.rows[row]
             if slot != NONE and self.batch.num_scheduled[slot] != 0:
                 state = self.states[slot]
-                # Of the tokens that it will sample.
+                # The tokens that it will sample.
                 if num_tokens(&state.sequence) + self.batch.most_drafts >= state.sequence.capacity:
                     state.reserve(2 * <int64_t>state.sequence.capacity)
         taken = [(<Step>other).arena_index for other in self.under_way]
@@ -490,8 +490,8 @@ cdef class InputBatch:
     def commit_tokens(self, Step step not None, sampled):
         """End the oldest step under way with its samples, int32 [S]; an id that is not a token means failure.
 
-        Append to each sequence the samples that it gets, and report which have ended. A sequence whose drafts were
-        not all accepted has fewer computed tokens than before; `take_unused_blocks` returns what they took.
+        Append accepted samples to their sequences, and report which sequences have ended. A rejected draft reduces the
+        computed tokens of its sequence; `take_unused_blocks` returns the blocks that it took.
         ValueError for another step, or a wrong number of samples.
         """
         cdef Py_buffer buffer

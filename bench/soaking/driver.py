@@ -34,17 +34,17 @@ class Announcer:
         self._descriptor = descriptor
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """See `fairlead.server.app.ServerObserver`."""
+        """Ignore the progress of loads."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
-        """See `fairlead.server.app.ServerObserver`."""
+        """Report the address of the server."""
         report(self._descriptor, url=url)
 
     def failed(self, model: str, reason: str) -> None:
-        """See `fairlead.server.app.ServerObserver`."""
+        """Ignore failed loads, which the checks read from the server."""
 
     def stopping(self) -> None:
-        """See `fairlead.server.app.ServerObserver`."""
+        """Ignore the end of the server."""
 
 
 def report(descriptor: int, **values: object) -> None:

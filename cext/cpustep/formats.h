@@ -1,6 +1,6 @@
 /* The formats that weights are kept in. Included by kernels.h for each instruction set and dtype.
  *
- * A format is a file that defines an object of type `Format`, and has its entry here: no other file knows it by
+ * A format is a file that defines an object of type `Format`, and an entry here: no other file contains its
  * name. Kernels look it up in their list, so that a format may have its own code for an instruction set, or may be
  * left out where it does not pay. */
 #include "format_plain.h"

@@ -137,7 +137,7 @@ static inline int32_t num_tokens(const Sequence *sequence) { return sequence->le
 static inline int32_t tokens_left(const Sequence *sequence) { return num_tokens(sequence) - sequence->computed; }
 
 /* Whether it can be in another step: it has not ended, nor will with the steps under way, and no drafts of it are
- * under way, of which nobody knows how many will be accepted. */
+ * under way: the number of accepted drafts is not known yet. */
 static inline bool can_continue(const Slot *slot)
 {
     return !slot->ended && !slot->drafts && num_tokens(slot->sequence) < slot->limit;
@@ -161,7 +161,7 @@ int32_t list_changes(const Batch *batch, int64_t since, int32_t *removed, int32_
 /* drafts.c */
 
 /* Set the drafts of the sequences that decode, whose last token is known, by prompt lookup: what followed their last
- * `ngram` tokens before. Return how many there are, at most `budget`; list the slots whose blocks do not hold theirs. */
+ * `ngram` tokens before. Return the number of drafts, at most `budget`; list the slots without blocks for their drafts. */
 int32_t look_up_drafts(Batch *batch, int32_t ngram, int32_t budget, int32_t *full, int32_t *full_count);
 
 /* tables.c */

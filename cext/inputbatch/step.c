@@ -154,7 +154,7 @@ static void write_member(Batch *batch, Writer *at, int32_t slot, int32_t count)
     at->token += all;
 }
 
-/* Whether a sequence is written before those that are no decodes. */
+/* Whether a sequence is written before the sequences that do not decode. */
 static bool is_decode(const Batch *batch, int32_t slot)
 {
     return batch->num_scheduled[slot] == 1 && tokens_left(batch->by_slot[slot].sequence) == 1 &&

@@ -25,7 +25,7 @@ class RecordingChannel:
 
     def __init__(self, path: Path) -> None:
         self.frames: list[messages.ToParent] = []
-        listen = str(Path(tempfile.mkdtemp()) / "engine")  # nobody connects
+        listen = str(Path(tempfile.mkdtemp()) / "engine")  # without connections
         self._spec = messages.WorkerSpec(path=str(path), device="cpu", dtype="float32", listen=listen)
 
     def receive(self) -> messages.WorkerSpec:

@@ -134,4 +134,6 @@ def test_answers_of_torch_are_those_without_drafts(runners):
 
 @pytest.mark.nightly
 def test_ten_thousand_answers_are_those_without_drafts(runners):
-    compare(runners[True], 1667, 3)
+    drafted, accepted, preemptions = compare(runners[True], 1667, 3)
+    assert 0 < accepted < drafted
+    assert preemptions > 0

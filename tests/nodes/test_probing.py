@@ -93,7 +93,7 @@ FORMS = {
         {"m1", "m2"},
     ),
     "an entry without an id": ({"data": [{"model": "m1", "provider": "p"}, {"id": "m2"}]}, {"m1", "m2"}),
-    "names that nobody could request": ({"data": [{"id": "x" * 300}, {"id": "a\nb"}, {"id": ""}]}, set()),
+    "names that no request could have": ({"data": [{"id": "x" * 300}, {"id": "a\nb"}, {"id": ""}]}, set()),
     "null": ({"object": "list", "data": None}, set()),
     "nothing": ({"data": []}, set()),
 }

@@ -248,7 +248,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def has_no_tokens(self) -> bool:
-        """Whether neither its prompt nor its answer has tokens, so that the request itself is charged."""
+        """Whether prompt and answer have no tokens: the request itself is charged."""
         return self.relay is not None and self.relay.media is not None
 
     @property
@@ -312,7 +312,7 @@ class Delta(msgspec.Struct):
     index: the choice. Events at the end that belong to no choice have an index after those of the choices.
     text: content, which `reasoning` precedes and `calls` follow. It may lag behind `token_ids`: bytes of an
         incomplete character and the possible beginning of a stop string are held back until later tokens
-        decide them. Of a piece from another server, all text in it, reasoning and tool calls too.
+        decide them. A piece from another server has all of its text here, reasoning and tool calls too.
     token_ids: the tokens.
     logprobs: those of the tokens, if requested.
     finish_reason: set in the last piece of a choice only.

@@ -236,7 +236,7 @@ class RelayDialect(ABC):
     header_prefix: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make the reader known to those who relay requests for the path."""
+        """Register the reader of the path for relays."""
         super().__init_subclass__(**options)
         if "path" in vars(cls):
             readers[cls.path] = cls.reader

@@ -1,7 +1,7 @@
 """The arrays that a step computes with: numpy's beside the CPU kernel, torch's tensors elsewhere.
 
-What is written once for both uses the operations that `library` has in common. Imports torch only where a
-tensor is there already, or is asked for: a process whose model runs in the CPU kernel never does.
+Code for both uses the operations that numpy and torch have in common (`library`). Torch is imported only for
+a device or a tensor of torch. A model on the CPU kernel has neither, so its process never imports torch.
 """
 
 import contextlib

@@ -62,7 +62,7 @@ class StagedForward(Forward, Protocol):
 
 
 def staging(forward: Forward) -> Callable[[PreparedStep, BlockTables, Array | None], Inputs]:
-    """Return what makes a step's inputs for `forward`; its arguments are those of `StagedForward.stage`."""
+    """Return a function that makes a step's inputs, with the arguments of `StagedForward.stage`."""
     if isinstance(forward, StagedForward):
         return forward.stage
 

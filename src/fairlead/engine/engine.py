@@ -35,7 +35,7 @@ SCORED_BYTES = 32 * 1024 * 1024
 
 
 class Engine:
-    """Continuous batching. Of the runner it uses only `overlaps`, `arenas` and `samples_several`.
+    """Continuous batching. Reads `overlaps`, `arenas` and `samples_several` of the runner; calls nothing.
 
     `slots`: sequences that hold KV cache at a time; `max_batch`: sequences in one step; `max_model_len`:
     prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.

@@ -203,7 +203,7 @@ class Memory:
         return min(drafts, room - 1)
 
     def rewind(self, sequence: Sequence) -> None:
-        """Free the blocks that hold none of its tokens: those of drafts that were not accepted."""
+        """Free the blocks of rejected drafts, which hold no accepted token."""
         taken = self._batch.take_unused_blocks(sequence.slot)
         for pool, blocks in zip(self.pools, taken, strict=True):
             if blocks:

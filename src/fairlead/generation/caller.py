@@ -1,4 +1,4 @@
-"""Who wants an answer, and in which form: all that a job needs besides its content. Independent of HTTP.
+"""The caller of a job: all that a job needs besides its content. Independent of HTTP.
 
 An HTTP request has a caller (`request_caller`), and a response in the background has its own. Whatever else
 has work for a model makes one, and calls `prepare` and `answer` of the `GenerationPipeline`.
@@ -16,19 +16,19 @@ from fairlead.base.unread import UnreadBytes
 
 
 def _nothing(_job: Job) -> None:
-    """Do nothing: nobody wants to know when the job is admitted."""
+    """Do nothing when the job is admitted."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The sender of one request to a model, the limits of its job, and the nursery of all work for it.
 
-    nursery: Where all work for the request runs. Who opened it cancels it when the answer has ended, or when
-        nobody wants it any more.
+    nursery: Where all work for the request runs. Its opener cancels it at the end of the answer, or when
+        the request is cancelled.
     request_id: The job's id for clients and logs; it gets a suffix while another job has the same id.
     tenant: The tenant that the job counts for.
-    api_key: The key whose models, priorities and quotas apply; None: all models, and no limits.
+    api_key: Limits models, priorities and quotas; None: all models, and no limits.
     owner: Who may cancel the job (see `tenancy.access.requester_of`); "": everybody.
-    user: The user that the request names, for servers that it is translated for; None: none.
+    user: The user's name in the request, for translations to other dialects; None: it has no name.
     priority: A class by its name, or a number as in vLLM; None: the default class.
     no_queue: The job is refused if it would have to wait.
     wait_limit_s: How long the job may wait, in seconds; None: as long as the queue's timeout.

@@ -65,7 +65,7 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     @property
     def relaying(self) -> tuple[object, ...]:
-        """All settings but those of its probes, which may change while it runs."""
+        """All settings except those for probes, which may change while it runs."""
         return tuple(getattr(self, name) for name in self.__struct_fields__ if name not in _OF_PROBES)
 
     @property

@@ -17,7 +17,7 @@ MOST_PARTS = 128
 # Of all parts together. Contents are not bounded here.
 HEADS_BYTES = 64 * 1024
 PREAMBLE_BYTES = 1024
-# Of a field whose value is kept.
+# The longest value that is kept.
 VALUE_BYTES = 4096
 
 _PADDING_BYTES = 256
@@ -77,7 +77,7 @@ class FormParser:
     """Reads one form. Takes little memory, whatever comes: it buffers heads, and kept values.
 
     boundary: that of the form.
-    kept: the names of fields whose values are kept in `values`. Each may be given once, and not as a file.
+    kept: names of fields. `values` gets their values. Each may be given once, and not as a file.
     """
 
     def __init__(self, boundary: bytes, kept: Collection[str] = ()) -> None:

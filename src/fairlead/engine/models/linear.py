@@ -27,7 +27,7 @@ class Linear(Protocol):
 class WeightFormat(Protocol):
     """One way to keep the weights of linear layers. `models/quantization` registers each by its name.
 
-    A row is packed for itself: rows may be packed in pieces of any size, and stacked with those of others.
+    Each row is packed by itself: pieces have any number of rows, and rows of several tensors may be stacked.
     """
 
     name: ClassVar[str | None]

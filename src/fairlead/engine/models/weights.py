@@ -1,4 +1,4 @@
-"""Makes tensors of torch, and layers, from those of a checkpoint, `checkpoint_tensors.CheckpointTensors`.
+"""Makes tensors and layers of torch from a checkpoint's tensors (`checkpoint_tensors.CheckpointTensors`).
 
 In memory, beside the weights, there is never more than the one tensor that is being made.
 """

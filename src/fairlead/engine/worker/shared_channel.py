@@ -1,4 +1,4 @@
-"""The child's end of its connections: the parent's, and those of clients, which submit sequences.
+"""The child's end of its connections, to the parent and to clients. Clients submit sequences.
 
 The parent is trusted, and writing to it blocks. A client's malformed message ends its connection, and a
 client that does not read is disconnected, so that neither affects the others. All sequences of a connection
@@ -236,9 +236,9 @@ class SharedChannel:
     # Writing -----------------------------------------------------------------------------------------
 
     def _parts(self, step: messages.StepOutputs) -> list[tuple[_Client, messages.StepOutputs]]:
-        """Return each client's part, of those that have one or wait for an answer.
+        """Return the part of each client that has outputs or waits for a reply.
 
-        A frame of no step that answers nobody has new counts, as after a trim: all clients get it.
+        A frame without a step and without a reply has new counts, as after a trim: all clients get it.
         """
         streaming = [client for client in self._attached.values() if client.open]
         due = [client for client in self._attached.values() if client.is_due]

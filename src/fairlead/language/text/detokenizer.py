@@ -73,7 +73,7 @@ class _Bytes:
 
 
 class _Pieces:
-    """Decodes vocabularies whose decoder `TokenPieces` knows: the tokens' texts, one after another.
+    """Decodes with a `TokenPieces`: joins the texts of the tokens.
 
     `_run`: the last tokens that are bytes. `_rest`, `_last_rest`: what the last token adds to the text if
     another follows, and if none does.

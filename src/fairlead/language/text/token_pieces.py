@@ -56,7 +56,7 @@ class TokenPieces:
 
     @classmethod
     def of(cls, tokenizer: tokenizers.Tokenizer) -> Self | None:
-        """Return those of a tokenizer; None if its decoder has a step that is not known here."""
+        """Return the pieces of a tokenizer; None if its decoder has an unknown step."""
         decoder = tokenizer.decoder
         if decoder is None:
             return cls([_join], has_bytes=False, after=[])

@@ -30,8 +30,8 @@ class Attachment:
     - `explain`: gets why the connection has ended; returns the reason with which the open sequences fail.
     - `on_cancel`: the reason with which they fail when `run` is cancelled.
 
-    `stuck` and `pid` are None: whoever started the engine supervises it. If it is stuck, it is killed, which
-    ends the connection.
+    `stuck` and `pid` are None: the process that started the engine supervises it. It kills a stuck engine,
+    which ends the connection.
     """
 
     pid: int | None = None

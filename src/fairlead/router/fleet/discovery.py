@@ -110,7 +110,7 @@ class NodeDiscovery:
                 await trio.sleep(INTERVAL_S)
 
     def change_probes(self, config: NodeConfig) -> list[NodeConfig] | None:
-        """Use another configuration; return those of its nodes now. None if more than the probes differs."""
+        """Use another configuration; return the nodes' new ones. None if more than the probes differs."""
         if config.relaying != self._config.relaying:
             return None
         self._config = config

@@ -75,7 +75,7 @@ class NoSupervisor(SupervisorLink):
         self._received = []
 
     def send(self, message: msgspec.Struct) -> None:
-        """Record when the role is ready; there is nobody to send other messages to."""
+        """Record when the role is ready; other messages have no receiver."""
         if isinstance(message, control.RoleReady):
             self.ready.set()
 
