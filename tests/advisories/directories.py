@@ -23,9 +23,8 @@ _STRING, _ARRAY, _UINT32 = 8, 9, 4
 class RecordingChannel:
     """A channel that requests one model and then only records the frames."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, listen: str) -> None:
         self.frames: list[messages.ToParent] = []
-        listen = str(Path(tempfile.mkdtemp()) / "engine")  # without connections
         self._spec = messages.WorkerSpec(path=str(path), device="cpu", dtype="float32", listen=listen)
 
     def receive(self) -> messages.WorkerSpec:
@@ -37,8 +36,9 @@ class RecordingChannel:
 
 def refusal(path: Path) -> str:
     """Return the error of a worker that loads the model; check that it is short and names the path."""
-    channel = RecordingChannel(path)
-    status = serve(channel, _load)  # outside of the assertion, because one test disables assertions
+    with tempfile.TemporaryDirectory() as folder:
+        channel = RecordingChannel(path, f"{folder}/engine")
+        status = serve(channel, _load)  # outside of the assertion, because one test disables assertions
     assert status == 1
     last = channel.frames[-1]
     assert isinstance(last, messages.LoadFailure)
