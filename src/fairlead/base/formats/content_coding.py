@@ -146,6 +146,8 @@ def decoder_of(header: str, known: Collection[str] = ANSWER_CODINGS) -> ContentD
 
     Raises `ValueError` for a coding that is not known, or several: compressing twice helps only attackers.
     """
+    if not header:  # as nearly always
+        return None
     named = (part.strip().lower().removeprefix("x-") for part in header.split(","))
     codings = [coding for coding in named if coding not in ("", "identity")]
     if not codings:

@@ -130,6 +130,6 @@ def _printable(
 ) -> structlog.typing.EventDict:
     """Escape unprintable characters, for the terminal only: JSON escapes them. Tracebacks are added later."""
     for name, value in event.items():
-        if isinstance(value, str):
+        if isinstance(value, str) and not value.isprintable():
             event[name] = printable(value)
     return event
