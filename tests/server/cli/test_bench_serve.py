@@ -146,3 +146,12 @@ def test_list_of_models_after_the_timeout_is_reported_in_one_line(server, capsys
     monkeypatch.setattr("fairlead.server.load.generator.CONTROL_TIMEOUT_S", 0.2)
     assert main(["bench", "--url", server.url]) == 1
     assert capsys.readouterr().err.startswith(f"fairlead: {server.url}: no answer within ")
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_refusal_that_every_request_would_get_ends_the_test_and_is_printed(server, status):
+    server.refusing = status
+    run = load(server, "--streams", "2", "--requests", "50", "--warmup", "0")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"fairlead: {server.url}: {status}: no: {status}\n"
+    assert len(server.bodies) <= 2

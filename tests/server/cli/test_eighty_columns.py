@@ -117,13 +117,20 @@ def test_history_keeps_the_last_snapshot_of_each_second():
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["ps", "--jsn"], ["top", "now"], ["run", "--json"], ["doctor", "--port", "x"], ["config", "check"]],
+    ("arguments", "command"),
+    [
+        (["ps", "--jsn"], " ps"),
+        (["top", "now"], " top"),
+        (["run", "--json"], " run"),
+        (["doctor", "--port", "x"], " doctor"),
+        (["config", "check"], " config check"),
+        (["sevre"], ""),
+    ],
 )
-def test_bad_usage_is_reported_and_exits_with_2(arguments):
+def test_bad_usage_is_reported_with_the_commands_own_help_and_exits_with_2(arguments, command):
     lines = run(*arguments, code=2)
     assert lines[0].startswith("fairlead: ")
-    assert "Try 'fairlead --help'." in lines
+    assert f"Try 'fairlead{command} --help'." in lines
 
 
 def test_json_is_json_on_a_terminal_too(reporting_server, tmp_path):

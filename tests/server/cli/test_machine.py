@@ -63,12 +63,16 @@ def test_doctor_reports_a_check_that_exceeds_its_time_limit(capsys, monkeypatch)
     assert "it did not end within 0.2 s" in capsys.readouterr().out
 
 
-def test_doctor_names_the_process_that_uses_the_port(capsys):
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_does_not_promise_a_server_on_a_port_that_is_taken(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        found = findings(capsys, "--port", str(taken.getsockname()[1]))
-    assert found["port"]["verdict"] == "warning"
+        port = str(taken.getsockname()[1])
+        found = findings(capsys, "--port", port, code=1)
+        assert main(["doctor", "--port", port]) == 1
+    assert "will not run here yet" in capsys.readouterr().out
+    assert found["port"]["verdict"] == "bad"
     assert "--port" in found["port"]["advice"]
 
 
@@ -275,7 +279,7 @@ def test_doctor_checks_the_configured_port(capsys, tmp_path):
         file = tmp_path / "fairlead.yaml"
         port = taken.getsockname()[1]
         file.write_text(f"port: {port}\n")
-        assert main(["doctor", "--json", "--config", str(file)]) == 0
+        assert main(["doctor", "--json", "--config", str(file)]) == 1
     found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
-    assert found["port"]["verdict"] == "warning"
+    assert found["port"]["verdict"] == "bad"
     assert f"127.0.0.1:{port}" in found["port"]["found"]

@@ -54,6 +54,66 @@ def doctor(
     return run_checks(config=config, host=host, port=port, as_json=json)
 
 
+def models(*, json: Flag = False) -> int:
+    """List the models on this machine: those fetched from the hub, and the one that comes with Fairlead.
+
+    `ps` shows the models of a server.
+
+    Parameters
+    ----------
+    json
+        Print JSON.
+    """
+    from fairlead.server.console.local_models import models as list_models
+
+    return list_models(as_json=json)
+
+
+def pull(model: str, /) -> int:
+    """Fetch a model from the hub, so that a server starts with it at once.
+
+    There is no --json: the exit code is the result.
+
+    Parameters
+    ----------
+    model
+        Name of the model: organization/name, or organization/name@revision.
+    """
+    from fairlead.server.console.local_models import pull as fetch
+
+    return fetch(model)
+
+
+def show(model: str, /, *, json: Flag = False) -> int:
+    """Show what a model's files say: its architecture, size, context and defaults of sampling.
+
+    Parameters
+    ----------
+    model
+        Folder of the model, or its name on the hub. It must be on this machine.
+    json
+        Print JSON.
+    """
+    from fairlead.server.console.local_models import show as describe
+
+    return describe(model, as_json=json)
+
+
+def rm(model: str, /) -> int:
+    """Remove a model of the hub from this machine.
+
+    There is no --json: the exit code is the result.
+
+    Parameters
+    ----------
+    model
+        Name of the model: organization/name. All of its revisions are removed.
+    """
+    from fairlead.server.console.local_models import rm as remove
+
+    return remove(model)
+
+
 def deploy(
     target: Literal["systemd", "docker", "compose", "kubernetes", "grafana"],
     /,

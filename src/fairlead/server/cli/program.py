@@ -19,7 +19,7 @@ from fairlead.base.runtime.compilers import ADVICE
 from fairlead.base.runtime.environment import remove_empty
 from fairlead.nodes.processes.first_process import leave_first_place
 from fairlead.server.cli.clients import bench, logs, ps, run, stop, top
-from fairlead.server.cli.machines import check, deploy, doctor, schema
+from fairlead.server.cli.machines import check, deploy, doctor, models, pull, rm, schema, show
 from fairlead.server.cli.servers import dispatcher, front, node, serve
 
 commands = App(
@@ -29,8 +29,13 @@ commands = App(
 )
 commands.register_install_completion_command()
 commands.command(configuration := App("config", help="Look at configuration files."))
-for command in (serve, node, front, dispatcher, run, ps, top, logs, stop, bench, doctor, deploy):
+for command in (
+    *(serve, node, front, dispatcher),
+    *(run, ps, top, logs, stop, bench),
+    *(pull, show, rm, doctor, deploy),
+):
     commands.command(command)
+commands.command(models, alias=("list", "ls"))
 configuration.command(check)
 configuration.command(schema)
 
@@ -68,13 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
 
 
+def _command_of(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that name a command, such as `config check`; none if the first word is no command."""
+    return commands.parse_commands(words)[0]
+
+
 def _run(words: list[str]) -> int:
     from fairlead.server.console.announcer import report_error
 
     try:
         code = commands(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ConfigError) as error:
-        report_error(f"{error}\nTry 'fairlead --help'.")
+        report_error(f"{error}\nTry '{' '.join(['fairlead', *_command_of(words), '--help'])}'.")
         return 2
     except BrokenPipeError:
         # The reader of the output has closed it. Flushing the rest at exit must not fail again.

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -265,7 +266,10 @@ def _refusal(response: httpx.Response) -> str:
     except msgspec.MsgspecError:
         error = None
     if error:
-        return _message(error)
+        message = _message(error)
+        # The servers of others name their own ways to give a key.
+        is_about_keys = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        return f"{message} (--api-key or FAIRLEAD_API_KEY gives a key)" if is_about_keys else message
     return f"{response.url} answered {response.status_code} {response.reason_phrase}"
 
 

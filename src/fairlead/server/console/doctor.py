@@ -207,7 +207,7 @@ def _port(host: str, port: int) -> Iterator[Finding]:
         except OSError as error:
             yield Finding(
                 "port",
-                "warning",
+                "bad",
                 f"{host}:{port}: {error.strerror or error}",
                 "Perhaps a server runs already (`fairlead ps`); else choose another with --port.",
             )
@@ -221,7 +221,7 @@ def _socket(path: Path) -> Finding:
     with socket.socket(socket.AF_UNIX) as trial:
         if not trial.connect_ex(str(path)):
             advice = f"`fairlead ps --url {UNIX_PREFIX}{path}` shows it if it is a Fairlead."
-            return Finding("socket", "warning", f"a server listens on {path}", advice)
+            return Finding("socket", "bad", f"a server listens on {path}", advice)
     if not os.access(path.parent, os.W_OK):
         return Finding("socket", "bad", f"{path.parent} cannot be written", "Choose another with --host.")
     return Finding("socket", "good", f"{path} is free")

@@ -25,6 +25,15 @@ class RequestFailedError(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether the same request would fail again: a client error other than a full or slow server."""
+        return (
+            self.kind.startswith("4")
+            and self.kind != str(HTTPStatus.REQUEST_TIMEOUT)
+            and self.kind != str(HTTPStatus.TOO_MANY_REQUESTS)
+        )
+
 
 class LoadConnection:
     """Sends requests one after another, over one socket while the server keeps it open."""
@@ -59,8 +68,7 @@ class LoadConnection:
                     received = await response.read_all(BODY_BYTES)
                     if response.head.status == HTTPStatus.OK:
                         return received
-                    reason = received[:500].decode(errors="replace")
-                    raise RequestFailedError(str(response.head.status), reason)
+                    raise RequestFailedError(str(response.head.status), _reason(received))
                 while data := await response.read():
                     on_data(data)
         except UpstreamFailed as error:
@@ -125,15 +133,33 @@ class _Chunk(msgspec.Struct):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
+class _Refusal(msgspec.Struct):
+    class Error(msgspec.Struct):
+        message: str
+
+    error: Error | str
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of an error's body, on one line, or else the beginning of the body."""
+    try:
+        error = msgspec.json.decode(body, type=_Refusal).error
+    except msgspec.MsgspecError:
+        return body[:500].decode(errors="replace")
+    return " ".join((error if isinstance(error, str) else error.message).split())
+
+
 async def timed_request(
     connection: LoadConnection, path: str, body: object, *, timeout_s: float
 ) -> TimedAnswer:
-    """Send one streaming request and time its answer. Failures are recorded in it, not raised.
+    """Send one streaming request and time its answer. Failures are recorded in it.
 
     connection: where it is sent.
     path: the route.
     body: the request.
     timeout_s: how long the answer may take.
+
+    Raises `RequestFailedError` only for a failure that is certain: the next request would get it, too.
     """
     answer = TimedAnswer(started_s=trio.current_time())
     reader = _EventReader(answer)
@@ -144,6 +170,8 @@ async def timed_request(
     except trio.TooSlowError:
         answer.error = "timeout"
     except RequestFailedError as error:
+        if error.is_certain:
+            raise
         answer.error = error.kind
     answer.ended_s = trio.current_time()
     return answer

@@ -112,7 +112,8 @@ def measure(
 ) -> list[tuple[Level, list[TimedAnswer]]]:
     """Run every level; return the results and the answers of each. `on_answer` is called after each answer.
 
-    Raises `RequestFailedError` if the server does not answer at all. A single failed answer is only recorded.
+    Raises `RequestFailedError` if the server does not answer at all, and for the first refusal that every
+    other request would get, too. Any other failed answer is only recorded.
     """
     connect = partial(LoadConnection, options.url, api_key=api_key)
     return [trio.run(_run_level, options, connect, streams, on_answer) for streams in options.streams]
@@ -143,12 +144,19 @@ async def _load(
     answers: list[TimedAnswer] = []
     remaining: Iterator[tuple[int, str]] = iter(enumerate(prompts))
     last_start_s = trio.current_time() + options.duration_s
+    refusals: list[RequestFailedError] = []
 
     async def client() -> None:
         connection = connect()
         for number, prompt in remaining:
             body = options.body(prompt, tenant=number % max(1, options.tenants))
-            answers.append(await timed_request(connection, options.path, body, timeout_s=options.timeout_s))
+            try:
+                answer = await timed_request(connection, options.path, body, timeout_s=options.timeout_s)
+            except RequestFailedError as error:
+                refusals.append(error)
+                nursery.cancel_scope.cancel()
+                return
+            answers.append(answer)
             on_answer()
             if trio.current_time() > last_start_s:
                 break
@@ -156,6 +164,8 @@ async def _load(
     async with trio.open_nursery() as nursery:
         for _ in range(min(streams, len(prompts))):
             nursery.start_soon(client)
+    if refusals:
+        raise refusals[0]
     return answers
 
 
