@@ -29,13 +29,13 @@ from fairlead.base.config import HealthConfig, NodeConfig, QueueConfig, Timeouts
 from fairlead.base.errors import Cancelled, FairleadError, NodeFailed
 from fairlead.base.job import Delta, Job, Relay, Sampling
 from fairlead.base.requester import Requester
+from fairlead.base.supervision import unwrap
 from fairlead.dialects.openai.chat import ChatDialect
 from fairlead.generation.gateway import ATTEMPTS, Gateway
 from fairlead.generation.timeline import RequestTimeline
 from fairlead.nodes.remote_node import RemoteNode, remote_node
 from fairlead.router.dispatch.dispatcher import Dispatcher
 from fairlead.router.fleet.node_registry import NodeRegistry
-from fairlead.server.routes.exchange import unwrap
 from simulation.remote_servers import RemoteServer, words_of
 
 NODES = 3

@@ -16,6 +16,7 @@ from fairlead.base.config import QueueConfig
 from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta
 from fairlead.base.requester import Requester
+from fairlead.base.supervision import unwrap
 from fairlead.generation.gateway import Gateway
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.router.dispatch.dispatcher import Dispatcher
@@ -23,7 +24,6 @@ from fairlead.router.dispatch.scheduler import Scheduler
 from fairlead.router.dispatch.ticket import Ticket
 from fairlead.router.fleet.node_registry import NodeRegistry
 from fairlead.router.swap.lru import LruPolicy
-from fairlead.server.routes.exchange import unwrap
 from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import MODEL, OTHER_MODEL, ClientPlan, Plan
 from router.dispatch.recorded import Ledger

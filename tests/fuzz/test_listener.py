@@ -16,17 +16,18 @@ from fairlead.base.config import Limits
 from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta
 from fairlead.dialects.openai.chat import ChatDialect
+from fairlead.generation.event_stream import EventStream
 from fairlead.generation.gateway import Answer
+from fairlead.generation.pending import PendingAnswer
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.router.quotas.access import Authenticator
 from fairlead.router.quotas.key_quotas import LocalQuotas
 from fairlead.server.auth.origin import OriginPolicy
 from fairlead.server.auth.request_auth import RequestAuth
+from fairlead.server.routes.answers import stream_response
 from fairlead.server.routes.exchange import Exchange, FairleadRequest, read_body
 from fairlead.server.routes.generation_routes import GenerationRoutes
-from fairlead.server.routes.pending import PendingAnswer
 from fairlead.server.routes.request import Request, Response
-from fairlead.server.routes.sse import EventStream, stream_response
 from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
 from server.routes.raw_http import Apps, get, serving

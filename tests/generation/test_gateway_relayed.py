@@ -12,11 +12,11 @@ from fairlead.base.config import QueueConfig
 from fairlead.base.errors import FairleadError, NodeFailed, NodeRefused
 from fairlead.base.formats.server_sent_events import split_events
 from fairlead.base.job import Delta, Job, Sampling
+from fairlead.base.supervision import unwrap
 from fairlead.generation.gateway import Gateway
 from fairlead.nodes.remote_node import RemoteNode
 from fairlead.router.dispatch.dispatcher import Dispatcher
 from fairlead.router.fleet.node_registry import NodeRegistry
-from fairlead.server.routes.exchange import unwrap
 from nodes.listening import relayed_job, stub, upstream_for
 from nodes.stub_server import StubServer, text
 from upstream_readers import CHAT_READER

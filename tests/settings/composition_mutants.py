@@ -69,13 +69,13 @@ COMPOSITION = (
         Mutant(function, old, new, "behaviour", scenario)
         for function, old, new, scenario in (
             (
-                "fairlead.server.routes.job_service:JobService.job",
+                "fairlead.generation.job_service:JobService.job",
                 "cache_owner=caller.tenant if",
                 'cache_owner="" if',
                 _ROUTES,
             ),
             (
-                "fairlead.server.routes.job_service:JobService.job",
+                "fairlead.generation.job_service:JobService.job",
                 "cache_owner=caller.tenant if",
                 "cache_owner=caller.api_key.key if",
                 "what_a_tenant_finds_is_what_it_would_find_alone",

@@ -70,6 +70,27 @@ async def keep_running(name: str, run: Callable[..., Awaitable[object]], *argume
         await trio.sleep(RESTART_S)
 
 
+def unwrap(error: BaseException) -> BaseException:
+    """Return the relevant error of a group: the `FairleadError` in it, else its only error, else the group.
+
+    Tasks that end because of an error often raise in turn, for example when a channel is closed. The client
+    gets the `FairleadError`.
+    """
+    errors = [leaf for leaf in _leaves(error) if not isinstance(leaf, trio.Cancelled)]
+    ours = [leaf for leaf in errors if isinstance(leaf, FairleadError)]
+    if ours:
+        return ours[0]
+    return errors[0] if len(errors) == 1 else error
+
+
+def hide_bug(raised: Exception) -> FairleadError:
+    """Return the error that a client may see. What is no `FairleadError` is our own bug, and is logged."""
+    if isinstance(raised, FairleadError):
+        return raised
+    logger.error("unexpected error", exc_info=raised)
+    return FairleadError("the server failed; its log has the cause under this request id")
+
+
 def log_failure(event: str, failure: BaseException, **details: object) -> None:
     """Log a failure as an error, with its traceback unless its type is expected."""
     is_expected = isinstance(failure, FairleadError | OSError)
@@ -98,6 +119,10 @@ def exit_description(status: int | None) -> str:
 
 def _failures(error: BaseException) -> list[BaseException]:
     """Return the single exceptions of a group, or the one exception, without those that must pass."""
+    return [leaf for leaf in _leaves(error) if not isinstance(leaf, PASSING)]
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        return [failure for part in error.exceptions for failure in _failures(part)]
-    return [] if isinstance(error, PASSING) else [error]
+        return [leaf for part in error.exceptions for leaf in _leaves(part)]
+    return [error]

@@ -1,7 +1,7 @@
 """The caller of a job: all that a job needs besides its content. Independent of HTTP.
 
-An HTTP request has a caller (`request_caller`), and a response in the background has its own. Whatever else
-has work for a model makes one, and calls `prepare` and `answer` of the `GenerationPipeline`.
+An HTTP request has a caller, and a response in the background has its own. Whatever else has work for a model
+makes one, and calls `prepare` and `answer` of the `GenerationPipeline`.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,8 @@ from fairlead.base.config import ApiKey
 from fairlead.base.job import AnswerParts, Job, Relay, Sampling
 from fairlead.base.unread import UnreadBytes
 
+MAX_REQUEST_ID_LENGTH = 128
+
 
 def _nothing(_job: Job) -> None:
     """Do nothing when the job is admitted."""
@@ -24,7 +26,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     nursery: Where all work for the request runs. Its opener cancels it at the end of the answer, or when
         the request is cancelled.
-    request_id: The job's id for clients and logs; it gets a suffix while another job has the same id.
+    request_id: The job's id for clients and logs, of at most `MAX_REQUEST_ID_LENGTH` characters; it gets a
+        suffix while another job has the same id.
     tenant: The tenant that the job counts for.
     api_key: Limits models, priorities and quotas; None: all models, and no limits.
     owner: Who may cancel the job (see `tenancy.access.requester_of`); "": everybody.
@@ -34,7 +37,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     wait_limit_s: How long the job may wait, in seconds; None: as long as the queue's timeout.
     streams: The bytes of the answer are wanted as they come.
     body_bytes: The size of the request. Long ones are handled in threads, by tenants' turns.
-    headers: Raw headers with names in any case; a node gets those that belong to the request's dialect.
+    headers: Names in lower case and values of what a dialect has beside its bodies; for nodes that speak it.
     traceparent: The header of W3C Trace Context; "": no trace.
     path: The route, for the log.
     address: The client's address, for the log; None: unknown.
@@ -53,7 +56,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     wait_limit_s: float | None = None
     streams: bool = False
     body_bytes: int = 0
-    headers: Sequence[tuple[bytes, bytes]] = ()
+    headers: Sequence[tuple[str, str]] = ()
     traceparent: str = ""
     path: str = ""
     address: str | None = None

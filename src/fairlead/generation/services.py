@@ -1,15 +1,17 @@
 """What the views use: the gateway, the fleet, and the values that the composition root supplies."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairlead.base.config import Config, SelectorConfig
+from fairlead.base.config import ApiKey, Config, SelectorConfig
 from fairlead.base.errors import ModelNotFound, quoted
 from fairlead.generation.gateway import Gateway
 from fairlead.generation.metrics.job_metrics import FrontCounts
+from fairlead.generation.metrics.scope import Scope
 from fairlead.language.text.model import TextModel
 from fairlead.router.fleet.access import FleetAccess
+from fairlead.router.quotas.access import identity_of
 from fairlead.router.quotas.key_quotas import KeyQuotas
 
 
@@ -71,3 +73,21 @@ class Services:
         An engine's model that is being removed still has a node, but no tokenizer any more.
         """
         return model in self.models or self.fleet.is_relayed(model)
+
+    def scope_of(self, api_key: ApiKey | None) -> Scope:
+        """Return the scope of a key: its models and, unless it is an operator's for all, its own tenants.
+
+        Compute it for each request: a reload may change which models the key's names mean.
+        """
+        if api_key is None:
+            return Scope()
+        if not api_key.models:
+            return Scope(tenant=None if api_key.has_role("operator") else identity_of(api_key))
+        return Scope(frozenset(self._models_of(api_key.models)), identity_of(api_key))
+
+    def _models_of(self, names: Iterable[str]) -> Iterable[str]:
+        """Yield the models that names, aliases and selectors mean; jobs for a selector run on its targets."""
+        for name in names:
+            selector = self.selectors.get(name)
+            for model in (name,) if selector is None else selector.targets:
+                yield self.aliases.get(model, model)

@@ -20,7 +20,7 @@ from fairlead.base.config import UNIX_PREFIX, Config, ConfigError
 from fairlead.base.errors import FairleadError
 from fairlead.base.runtime import interpreter
 from fairlead.base.runtime.gc_tuning import freeze
-from fairlead.base.supervision import FailureBoundary, keep_running, log_failure
+from fairlead.base.supervision import FailureBoundary, keep_running, log_failure, unwrap
 from fairlead.base.telemetry import logs
 from fairlead.distributed.ray.launcher_process import refuse_without_ray
 from fairlead.distributed.ray.running import run_cluster
@@ -35,7 +35,6 @@ from fairlead.router.fleet.node_registry import NodeRegistry
 from fairlead.router.fleet.reload import ConfigSource, watch_config
 from fairlead.server.descriptors import limits_within_descriptors, raise_limit
 from fairlead.server.listener.listener import address_of, bind, serve_http
-from fairlead.server.routes.exchange import unwrap
 from fairlead.server.routes.routes import Application
 
 logger = structlog.get_logger("fairlead.server.app")

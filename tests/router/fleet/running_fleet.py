@@ -20,6 +20,7 @@ import shared_rules
 from fairlead.base.config import CommandConfig, Config, LruSwap, ModelConfig, QueueConfig, demonstration_model
 from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta, Job, Sampling
+from fairlead.base.supervision import unwrap
 from fairlead.generation.gateway import Gateway
 from fairlead.language.text.model import TextModel
 from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
@@ -29,7 +30,6 @@ from fairlead.router.fleet.node_registry import NodeRegistry
 from fairlead.router.fleet.status import ModelStatus
 from fairlead.server.app import Composition
 from fairlead.server.console.announcer import LogAnnouncer
-from fairlead.server.routes.exchange import unwrap
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parents[2] / "engine" / "worker" / "fake_child.py"))
 STUB = (sys.executable, str(Path(__file__).parents[2] / "nodes" / "stub_server.py"), "--port")

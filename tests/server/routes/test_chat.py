@@ -8,7 +8,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from fairlead.base.job import Delta, Sampling, TokenLogprob
 from fairlead.dialects.openai import chat as openai_chat
-from fairlead.server.routes import sse
+from fairlead.generation import event_stream
 
 CHAT = "/v1/chat/completions"
 
@@ -154,7 +154,7 @@ async def test_logprobs_come_with_their_tokens_and_bytes(client, chat, model):
 async def test_large_answer_is_written_in_a_thread(client, chat, monkeypatch):
     client.gateway.script = with_logprobs
     whole = (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
-    monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
+    monkeypatch.setattr(event_stream, "MANY_LOGPROBS", 1)
     threads = []
     write = openai_chat.ChatDialect.write_response
     monkeypatch.setattr(
@@ -174,7 +174,7 @@ async def test_many_deltas_of_a_stream_are_written_in_a_thread(client, chat, mon
     client.gateway.script = all_at_once
     body = chat(logprobs=True, top_logprobs=2, stream=True)
     events = (await client.post(CHAT, body)).chunks[1:]
-    monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
+    monkeypatch.setattr(event_stream, "MANY_LOGPROBS", 1)
     threads = []
     write = openai_chat.ChatChunks.write
     monkeypatch.setattr(

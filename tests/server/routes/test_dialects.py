@@ -16,8 +16,8 @@ from fairlead.base import errors
 from fairlead.base.config import ApiKey, Limits, QueueConfig
 from fairlead.base.errors import Cancelled, InvalidRequest, NodeFailed, QueueFull, QueueTimeout
 from fairlead.base.job import Delta, TokenLogprob
+from fairlead.generation import event_stream
 from fairlead.language.text.embedding import EmbeddingSettings
-from fairlead.server.routes import sse
 from fairlead.server.routes.route_table import ROUTES
 from fake_fleet import FakeFleet
 from server.routes.conftest import FakeGateway, client_of, hello_world, small_model
@@ -583,7 +583,7 @@ async def test_bug_in_a_stream_is_its_last_event_without_internals(client, diale
             raise ZeroDivisionError("secret detail")
         return False
 
-    monkeypatch.setattr(sse, "is_large", fail)  # all dialects' deltas pass through it
+    monkeypatch.setattr(event_stream, "is_large", fail)  # all dialects' deltas pass through it
     reply = await client.post(dialect.path, body_of(dialect, stream=True))
     assert dialect.last_error(reply).code in ("internal_error", "")
     assert b"ZeroDivision" not in reply.body

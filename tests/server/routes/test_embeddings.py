@@ -12,8 +12,8 @@ from openai.types import CreateEmbeddingResponse
 
 from fairlead.base.job import Delta
 from fairlead.dialects.openai.embeddings import shortened
+from fairlead.generation import event_stream
 from fairlead.language.text.embedding import EmbeddingSettings
-from fairlead.server.routes import sse
 from server.routes.conftest import FakeFleet
 
 EMBEDDINGS = "/v1/embeddings"
@@ -134,7 +134,7 @@ async def test_model_card_has_the_task(client):
 
 
 async def test_large_response_is_written_in_a_thread(client, monkeypatch):
-    monkeypatch.setattr(sse, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
+    monkeypatch.setattr(event_stream, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
     threads = []
     run_sync = trio.to_thread.run_sync
 

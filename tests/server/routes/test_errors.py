@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairlead.base import errors
-from fairlead.server.auth.request_auth import MAX_REQUEST_ID_LENGTH
+from fairlead.generation.caller import MAX_REQUEST_ID_LENGTH
 
 CHAT = "/v1/chat/completions"
 

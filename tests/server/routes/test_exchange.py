@@ -9,7 +9,9 @@ from quart_trio import QuartTrio
 from fairlead.base.config import Limits
 from fairlead.base.errors import BodyTimeout, BodyTooLarge, FairleadError, NodeFailed, QueueFull
 from fairlead.base.formats.content_coding import REQUEST_CODINGS
-from fairlead.server.routes.exchange import CutStream, Exchange, FairleadRequest, read_body, unwrap
+from fairlead.base.supervision import unwrap
+from fairlead.generation.event_stream import CutStream
+from fairlead.server.routes.exchange import Exchange, FairleadRequest, read_body
 from nodes.coded import ENCODE
 from server.routes.raw_http import get, post, serving
 

@@ -13,16 +13,17 @@ from fairlead.base.errors import FairleadError, InvalidRequest
 from fairlead.base.formats.content_coding import REQUEST_CODINGS
 from fairlead.base.job import Delta
 from fairlead.dialects.openai.chat import ChatDialect
+from fairlead.generation.event_stream import EventStream
+from fairlead.generation.pending import PendingAnswer
 from fairlead.language.text.model import TextModel
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.router.quotas.access import Authenticator
 from fairlead.router.quotas.key_quotas import LocalQuotas
 from fairlead.server.auth.origin import OriginPolicy
 from fairlead.server.auth.request_auth import RequestAuth
+from fairlead.server.routes.answers import stream_response
 from fairlead.server.routes.generation_routes import GenerationRoutes
-from fairlead.server.routes.pending import PendingAnswer
 from fairlead.server.routes.request import Request, Response
-from fairlead.server.routes.sse import EventStream, stream_response
 from nodes.coded import ENCODE
 from server.routes.conftest import client_of
 from server.routes.raw_http import get, post, serving

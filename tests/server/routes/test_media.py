@@ -333,7 +333,7 @@ async def test_compressed_form_is_refused_with_what_to_send(media_client):
 
 
 def space_of(client):
-    return client.app._jobs.uploads.space
+    return client.app._reader.uploads.space
 
 
 def open_forms() -> list[str]:

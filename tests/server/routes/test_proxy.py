@@ -8,7 +8,7 @@ import trio.testing
 
 from fairlead.base.config import ApiKey, KeyLimits
 from fairlead.base.job import Delta
-from fairlead.server.routes.relays import USUAL_TOKENS
+from fairlead.generation.relays import USUAL_TOKENS
 from fake_fleet import FakeFleet
 from server.routes.remote_responses import (
     ALL,

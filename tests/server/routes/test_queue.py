@@ -10,7 +10,7 @@ import trio.testing
 
 from fairlead.base.config import ApiKey
 from fairlead.base.job import Delta
-from fairlead.server.auth.request_auth import MAX_REQUEST_ID_LENGTH
+from fairlead.generation.caller import MAX_REQUEST_ID_LENGTH
 from server.routes.raw_http import post, serving
 
 CHAT = "/v1/chat/completions"

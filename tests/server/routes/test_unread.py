@@ -278,7 +278,7 @@ def of(user: str) -> bytes:
 def app_of(model, *, bypasses_quart, answers_bytes, **options):
     """Return the application, and what counts its unread answers."""
     client = client_of(model, gateway_script=answering(LARGE), bypasses_quart=bypasses_quart, **options)
-    unread = client.app._jobs.unread
+    unread = client.app._reader.unread
     unread.shares.total = answers_bytes
     return client.app, unread
 
@@ -342,7 +342,7 @@ async def test_deltas_of_a_stream_that_is_not_read_count(model, bypasses_quart):
         yield None
 
     client = client_of(model, gateway_script=script, bypasses_quart=bypasses_quart)
-    unread = client.app._jobs.unread
+    unread = client.app._reader.unread
     body = json.dumps({"model": "small", "prompt": "a", "stream": True}).encode()
     async with serving(client.app) as server:
         reader = await server.connect(receive_buffer=4 * KB)
@@ -360,7 +360,7 @@ async def test_deltas_of_a_stream_that_is_not_read_count(model, bypasses_quart):
 
 async def test_piece_of_a_stream_counts_until_it_was_read(model):
     client = client_of(model, gateway_script=lambda _job: [[Delta(0, "x" * LARGE, [10])], None])
-    unread = client.app._jobs.unread
+    unread = client.app._reader.unread
     body = json.dumps({"model": "small", "prompt": "a", "stream": True}).encode()
     async with serving(client.app) as server:
         reader = await server.connect(receive_buffer=4 * KB)
@@ -386,11 +386,11 @@ async def test_data_of_a_commands_server_count_until_they_were_read(model):
     async with serving(client.app) as server:
         reader = await server.connect(receive_buffer=4 * KB)
         await reader.send(get("/upstream/m/x"))
-        await until(lambda: client.app._jobs.unread.bytes_waiting > 8 * MB)
+        await until(lambda: client.app._reader.unread.bytes_waiting > 8 * MB)
 
 
 async def test_dropped_response_of_another_server_is_left_incomplete(client):
-    unread = client.app._jobs.unread
+    unread = client.app._reader.unread
     client.gateway.script = lambda _job: [[Delta(0, "x", [10])], None]
     pieces: list[bytes] = []
     answers: list[UnreadAnswer] = []
@@ -422,8 +422,8 @@ class _Sharing(Reading):
 async def test_metrics_show_what_waits_and_what_was_dropped(model):
     key = ApiKey("k", user="ana", role="operator")
     client = client_of(model, key, ApiKey("other", models=("small",)))
-    answers = _Sharing(client.app._jobs.unread)
-    client.app._jobs.unread.shares.total = 100
+    answers = _Sharing(client.app._reader.unread)
+    client.app._reader.unread.shares.total = 100
     answers.answer("ana 1", 60)
     answers.answer("ana 2", 70)
     text = (await client.get("/metrics", headers={"Authorization": "Bearer k"})).body.decode()

@@ -15,6 +15,7 @@ from fairlead.base.errors import FairleadError, Forbidden, InvalidRequest, NotFo
 from fairlead.base.formats.headers import FirstHeaders
 from fairlead.base.requester import Requester, who
 from fairlead.dialects.dialect import REQUEST_ID_HEADERS
+from fairlead.generation.caller import MAX_REQUEST_ID_LENGTH
 from fairlead.router.quotas.access import Authenticator, check_role, tenant_of
 from fairlead.router.quotas.key_quotas import KeyQuotas
 from fairlead.server.auth.cors import Cors
@@ -25,7 +26,6 @@ from fairlead.server.routes.paths import nearest_route
 from fairlead.server.routes.request import Request
 from fairlead.server.routes.route import KEYLESS, Permission
 
-MAX_REQUEST_ID_LENGTH = 128
 # Finding the nearest route takes longer than the rest of a refusal, so a flood of requests must not
 # cause it each time.
 NEAREST_ROUTE_INTERVAL_S = 0.05

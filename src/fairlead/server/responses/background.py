@@ -15,19 +15,17 @@ from fairlead.base.errors import Cancelled, Draining, FairleadError, NotStarted
 from fairlead.base.formats.server_sent_events import split_events
 from fairlead.base.job import Job
 from fairlead.base.requester import Requester
-from fairlead.base.supervision import FailureBoundary, log_failure
+from fairlead.base.supervision import FailureBoundary, hide_bug, log_failure
 from fairlead.dialects.dialect import AnswerContext, WaitingComments
 from fairlead.dialects.openai.common import encode
 from fairlead.dialects.responses.events import ResponseEvents, response_object
 from fairlead.generation.caller import Caller
+from fairlead.generation.event_stream import CutStream, is_large
+from fairlead.generation.job_service import JobService
+from fairlead.generation.pending import PendingAnswer
 from fairlead.router.dispatch.estimates import WaitEstimate
 from fairlead.server.responses.keeping import document_of
 from fairlead.server.responses.store import ResponseStore, StoredResponse
-from fairlead.server.routes.errors import public_error
-from fairlead.server.routes.job_service import JobService
-from fairlead.server.routes.pending import PendingAnswer
-from fairlead.server.routes.request import CutStream
-from fairlead.server.routes.sse import is_large
 
 EXPIRE_INTERVAL_S = 10.0
 # That a reader gets in one piece. A larger event is a piece of its own, which all readers share.
@@ -154,7 +152,7 @@ class BackgroundRun:
                 self._add(await trio.to_thread.run_sync(write) if is_large(taken) else write())
             self._end(self._writer.end())
         except Exception as error:  # noqa: BLE001  # even our own bugs must end the response
-            self._fail(public_error(error))
+            self._fail(hide_bug(error))
 
     def leave(self) -> None:
         """End what `follow` did not, and all tasks of the run."""

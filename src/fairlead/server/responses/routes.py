@@ -20,18 +20,19 @@ from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import AnswerContext
 from fairlead.dialects.responses.responses import ResponsesDialect, ResponsesEnvelope
 from fairlead.generation.caller import Caller, call_at_end
+from fairlead.generation.job_service import AnswerNotes
 from fairlead.generation.metrics.metrics import KeptResponses
 from fairlead.generation.offload import LARGE_BODY_BYTES
+from fairlead.generation.pipeline import GenerationPipeline
 from fairlead.server.responses.background import BackgroundRuns
 from fairlead.server.responses.items import history_of, input_list, turns_before
 from fairlead.server.responses.keeping import KeepingDialect
 from fairlead.server.responses.store import ResponseStore, StoredResponse
-from fairlead.server.routes.generate import GenerationPipeline, warning_headers
-from fairlead.server.routes.job_service import JobService
+from fairlead.server.routes.answers import EVENT_HEADERS, answer_headers, answer_response
 from fairlead.server.routes.request import Request, Response, json_response
 from fairlead.server.routes.request_caller import owner_so_far
+from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.route import EVENTS
-from fairlead.server.routes.sse import HEADERS
 
 MAX_LISTED = 100
 _USUALLY_LISTED = 20
@@ -43,11 +44,13 @@ _OFF = "needs stored responses, which the setting responses.store turns off"
 class ResponseRoutes:
     """The views of `/v1/responses`. `store` has the responses that are kept."""
 
-    def __init__(self, jobs: JobService, pipeline: GenerationPipeline) -> None:
+    def __init__(self, reader: RequestReader, pipeline: GenerationPipeline) -> None:
+        jobs = reader.jobs
         config = jobs.services.config.responses
         self.store = ResponseStore(config.max_bytes, config.ttl_s)
         self.background = BackgroundRuns(jobs, self.store)
         self._is_on = config.store
+        self._reader = reader
         self._jobs = jobs
         self._services = jobs.services
         self._pipeline = pipeline
@@ -55,14 +58,14 @@ class ResponseRoutes:
     # Creating a response -----------------------------------------------------------------------------
 
     async def create(self, request: Request) -> Response:
-        """Respond as `GenerationPipeline.respond` does, and keep the response."""
-        body, envelope = await self._jobs.take(request, ResponsesDialect.read_envelope)
-        caller = self._jobs.identify(request, envelope)
+        """Respond as `Generation.respond` does, and keep the response."""
+        body, envelope = await self._reader.take(request, ResponsesDialect.read_envelope)
+        caller = self._reader.identify(request, envelope, header_prefix=ResponsesDialect.header_prefix)
         if not self._writes(self._jobs.models.find(caller.api_key, envelope.model)):
             dialect = ResponsesDialect()
             job, relayed = await self._pipeline.prepare(caller, dialect, body, envelope)
             del body, envelope
-            return await self._pipeline.answer(caller, dialect, job, relayed)
+            return answer_response(await self._pipeline.answer(caller, dialect, job, relayed))
         is_stored = self._check(envelope)
         history, size = await self._history(caller, envelope)
         dialect = ResponsesDialect(history=history, is_stored=is_stored)
@@ -73,7 +76,7 @@ class ResponseRoutes:
         response = self._stored(job, envelope) if is_stored and context is not None else None
         del body, envelope, dialect, history  # which the job does not need, as in `respond`
         if response is None or context is None:
-            return await self._pipeline.answer(caller, ResponsesDialect(), job, context)
+            return answer_response(await self._pipeline.answer(caller, ResponsesDialect(), job, context))
         return await self._keep(caller, job, context, response)
 
     def _writes(self, model: str) -> bool:
@@ -150,12 +153,12 @@ class ResponseRoutes:
         dialect = KeepingDialect(partial(self._end, response))
         if job.stream:
             call_at_end(caller.nursery, self._leave, response)
-            return await self._pipeline.answer(caller, dialect, job, context)
+            return answer_response(await self._pipeline.answer(caller, dialect, job, context))
         try:
             answer = await self._pipeline.answer(caller, dialect, job, context)
             assert isinstance(answer.body, bytes)
             self._end(response, answer.body)
-            return answer
+            return answer_response(answer)
         finally:
             self._leave(response)
 
@@ -184,7 +187,9 @@ class ResponseRoutes:
             caller.nursery.cancel_scope.cancel()
             raise
         begun = self._events(response, 0) if response.keeps_events else json_response(response.document)
-        return begun._replace(headers={**begun.headers, **warning_headers(context)})
+        return begun._replace(
+            headers={**begun.headers, **answer_headers(AnswerNotes(warning=context.warning))}
+        )
 
     # Kept responses ----------------------------------------------------------------------------------
 
@@ -209,7 +214,7 @@ class ResponseRoutes:
         response = self._find(request)
         if not response.is_background:
             raise invalid_field("response_id", "only a response in the background can be cancelled")
-        await self.background.cancel(response, self._jobs.requester(request))
+        await self.background.cancel(response, self._reader.requester(request))
         return json_response(self._find(request).document)
 
     async def input_items(self, request: Request) -> Response:
@@ -243,7 +248,9 @@ class ResponseRoutes:
         return found
 
     def _events(self, response: StoredResponse, first: int) -> Response:
-        return Response(self.background.events(response, first), 200, {"Content-Type": EVENTS, **HEADERS})
+        return Response(
+            self.background.events(response, first), 200, {"Content-Type": EVENTS, **EVENT_HEADERS}
+        )
 
 
 def _whole_number(request: Request, name: str) -> int | None:

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 from fairlead.base.version import VERSION
 from fairlead.generation.services import Services
 from fairlead.server.routes.request import Request, Response, json_response
-from fairlead.server.routes.scope import scope_of
 
 
 class Admin:
@@ -39,7 +38,7 @@ class Admin:
         What their processes have printed is for operators, as their logs are.
         """
         await self._services.refresh()
-        seen = scope_of(self._services, request.api_key).of_models(self._services.fleet.models())
+        seen = self._services.scope_of(request.api_key).of_models(self._services.fleet.models())
         running = [status for status in seen if status.is_resident]
         if request.api_key is not None and not request.api_key.has_role("operator"):
             running = [replace(status, output=()) for status in running]

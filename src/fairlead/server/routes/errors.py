@@ -8,7 +8,6 @@ request id, which the log has too.
 
 from collections.abc import Iterable
 
-import structlog
 from werkzeug import exceptions as werkzeug
 
 from fairlead.base.errors import (
@@ -23,12 +22,11 @@ from fairlead.base.errors import (
     UnknownCoding,
 )
 from fairlead.base.formats.content_coding import REQUEST_CODINGS
+from fairlead.base.supervision import hide_bug
 from fairlead.dialects.dialect import RelayDialect
 from fairlead.dialects.ollama.writer import OllamaErrors
 from fairlead.dialects.openai.common import OpenAIErrors
 from fairlead.server.routes.request import Response, json_response
-
-logger = structlog.get_logger("fairlead.server.routes")
 
 # 429, 503 and `unloaded` have a Retry-After header even where the error has no estimate.
 DEFAULT_RETRY_AFTER_S = 2
@@ -71,10 +69,8 @@ def error_response(raised: Exception, form: ErrorForm, public: FairleadError | N
 
 
 def public_error(raised: Exception) -> FairleadError:
-    """Return the error that a client may see. Logs bugs of our own."""
+    """Return the error that a client may see, as `hide_bug` does, also for errors of HTTP."""
     match raised:
-        case FairleadError():
-            return raised
         case werkzeug.NotFound():
             return NotFound(NO_ROUTE)
         case werkzeug.MethodNotAllowed():
@@ -85,8 +81,7 @@ def public_error(raised: Exception) -> FairleadError:
             return BodyTimeout("the request took too long to arrive")
         case werkzeug.HTTPException(code=int(code)) if 400 <= code < 500:
             return InvalidRequest(raised.description or "the request cannot be understood")
-    logger.error("unexpected error", exc_info=raised)
-    return FairleadError("the server failed; its log has the cause under this request id")
+    return hide_bug(raised)
 
 
 def _headers(error: FairleadError) -> dict[str, str]:

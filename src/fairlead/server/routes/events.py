@@ -21,10 +21,10 @@ from fairlead.base.formats.server_sent_events import encode_event
 from fairlead.generation.metrics.scope import Scope
 from fairlead.generation.metrics.snapshot import Snapshot
 from fairlead.router.quotas.access import key_id
+from fairlead.server.routes.answers import EVENT_HEADERS
 from fairlead.server.routes.history import INTERVAL_S, History
 from fairlead.server.routes.request import Request, Response
 from fairlead.server.routes.route import EVENTS
-from fairlead.server.routes.sse import HEADERS
 
 MAX_CLIENTS = 64
 POLL_INTERVAL_S = 0.25
@@ -73,7 +73,7 @@ class Events:
         self._clients += 1
         request.at_end(self._leave)
         stream = SnapshotStream(self.snapshots.of(request.api_key), self.history, self._draining)
-        return Response(stream, 200, {"Content-Type": EVENTS, **HEADERS, **_caller(request.api_key)})
+        return Response(stream, 200, {"Content-Type": EVENTS, **EVENT_HEADERS, **_caller(request.api_key)})
 
     def _leave(self) -> None:
         self._clients -= 1

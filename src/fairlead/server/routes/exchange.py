@@ -19,8 +19,9 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
 from fairlead.base.config import Limits
-from fairlead.base.errors import FairleadError
-from fairlead.server.routes.request import CutStream, Response
+from fairlead.base.supervision import unwrap
+from fairlead.generation.event_stream import CutStream
+from fairlead.server.routes.request import Response
 from fairlead.server.routes.request_body import BodyMemory, IncomingBody
 from fairlead.server.routes.unread import UnreadAnswer
 
@@ -115,22 +116,3 @@ def quart_response(response: Response) -> QuartResponse:
     if "content-type" not in map(str.lower, response.headers):
         del converted.headers["Content-Type"]  # Quart's default
     return converted
-
-
-def unwrap(error: BaseException) -> BaseException:
-    """Return the relevant error of a group: the `FairleadError` in it, else its only error, else the group.
-
-    Tasks that end because of an error often raise in turn, for example when a channel is closed. The client
-    gets the `FairleadError`.
-    """
-    errors = [leaf for leaf in _leaves(error) if not isinstance(leaf, trio.Cancelled)]
-    ours = [leaf for leaf in errors if isinstance(leaf, FairleadError)]
-    if ours:
-        return ours[0]
-    return errors[0] if len(errors) == 1 else error
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for member in error.exceptions for leaf in _leaves(member)]
-    return [error]

@@ -17,11 +17,10 @@ from fairlead.base.errors import FairleadError, InvalidRequest, NotFound, quoted
 from fairlead.base.requester import who
 from fairlead.nodes.processes.output import ProcessOutput
 from fairlead.router.fleet.status import ModelStatus, NodeStatus
-from fairlead.server.routes.job_service import JobService
 from fairlead.server.routes.process_logs import ProcessLogs
 from fairlead.server.routes.request import Request, Response, json_response
+from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.schemas import AddNodeRequest, LoadModelRequest, UnloadModelRequest
-from fairlead.server.routes.scope import scope_of
 
 _load_decoder = msgspec.json.Decoder(LoadModelRequest)
 _unload_decoder = msgspec.json.Decoder(UnloadModelRequest)
@@ -34,17 +33,19 @@ logger = structlog.get_logger("fairlead.server.routes")
 class FleetRoutes:
     """The views of `/models/load`, `/models/unload`, `/models/{name}/logs`, `/nodes` and below."""
 
-    def __init__(self, jobs: JobService) -> None:
-        self._jobs = jobs
-        self._fleet = jobs.services.fleet
-        self._logs = ProcessLogs(jobs.services.draining)
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+        self._models = reader.jobs.models
+        self._services = reader.jobs.services
+        self._fleet = self._services.fleet
+        self._logs = ProcessLogs(self._services.draining)
 
     async def load(self, request: Request) -> Response:
         """Load a model; respond when it is ready, with its status."""
-        body = await self._jobs.read(request, _load_decoder)
+        body = await self._reader.read(request, _load_decoder)
         model = self._find(request, body.model)
-        await self._fleet.load(model, by=self._jobs.requester(request))
-        await self._jobs.services.refresh()
+        await self._fleet.load(model, by=self._reader.requester(request))
+        await self._services.refresh()
         return json_response(self._model(model))
 
     async def unload(self, request: Request) -> Response:
@@ -52,24 +53,24 @@ class FleetRoutes:
 
         Requests that wait for it get a 409; with `?wait=true` they wait for the next load.
         """
-        body = await self._jobs.read(request, _unload_decoder)
+        body = await self._reader.read(request, _unload_decoder)
         model = self._find(request, body.model)
         await self._fleet.unload(
             model,
             force=bool(body.force),
             wait=_flag(request, "wait"),
-            by=self._jobs.requester(request),
+            by=self._reader.requester(request),
         )
-        await self._jobs.services.refresh()
+        await self._services.refresh()
         return json_response(self._model(model))
 
     async def logs(self, request: Request) -> Response:
         """Return the output of a model's processes; with `?follow=true` also their later output."""
         model = self._find(request, request.path_parameters["name"])
         follows = _flag(request, "follow")
-        await self._jobs.services.refresh()
+        await self._services.refresh()
         output = self._fleet.output(model)
-        logger.info("log read", model=model, follows=follows, **who(self._jobs.requester(request)))
+        logger.info("log read", model=model, follows=follows, **who(self._reader.requester(request)))
         if not follows:
             return self._logs.kept(output)
         return self._logs.follow(request, output, partial(self._is_current, model, output))
@@ -82,34 +83,34 @@ class FleetRoutes:
 
     async def nodes(self, request: Request) -> Response:
         """Return every node that the caller may see, local and remote, without its API key."""
-        await self._jobs.services.refresh()
-        return json_response(scope_of(self._jobs.services, request.api_key).of_nodes(self._fleet.nodes()))
+        await self._services.refresh()
+        return json_response(self._services.scope_of(request.api_key).of_nodes(self._fleet.nodes()))
 
     async def add_node(self, request: Request) -> Response:
         """Add a remote server as a node, until this server stops; respond after its first probe."""
-        body = await self._jobs.read(request, _node_decoder)
-        await self._fleet.add_node(_configuration(body), by=self._jobs.requester(request))
-        await self._jobs.services.refresh()
+        body = await self._reader.read(request, _node_decoder)
+        await self._fleet.add_node(_configuration(body), by=self._reader.requester(request))
+        await self._services.refresh()
         return json_response(self._node(body.id), 201)
 
     async def remove_node(self, request: Request) -> Response:
         """Remove a node; respond when the jobs it runs are finished."""
         node_id = request.path_parameters["node_id"]
-        await self._fleet.remove_node(node_id, by=self._jobs.requester(request))
+        await self._fleet.remove_node(node_id, by=self._reader.requester(request))
         return json_response({"id": node_id, "object": "node", "deleted": True})
 
     async def drain_node(self, request: Request) -> Response:
         """Give a node no more jobs; respond at once."""
         node_id = request.path_parameters["node_id"]
-        await self._fleet.drain_node(node_id, by=self._jobs.requester(request))
-        await self._jobs.services.refresh()
+        await self._fleet.drain_node(node_id, by=self._reader.requester(request))
+        await self._services.refresh()
         return json_response(self._node(node_id))
 
     def _find(self, request: Request, name: str | None) -> str:
         """Return a model as `ModelAccess.find` does, but refuse a selector: its choice would be arbitrary."""
-        if name is not None and self._jobs.models.selectors.has(name):
+        if name is not None and self._models.selectors.has(name):
             raise InvalidRequest(f"model: {quoted(name)} stands for several models; name one", param="model")
-        return self._jobs.models.find(request.api_key, name)
+        return self._models.find(request.api_key, name)
 
     def _model(self, name: str) -> ModelStatus:
         status = self._fleet.model(name)

@@ -1,56 +1,22 @@
-"""The pipeline of all requests that a model answers, in any dialect: from the body to a job and the response.
+"""The view of every route that a model answers: from an HTTP request to a caller, and back to a response."""
 
-A request for a model of another server is relayed as it is, and its response is streamed back as it arrives.
-Only its envelope is read: the model, the user, the size, and whether an answer is repeatable. The rest of its
-body, and whether it is valid, is left to the server that answers it, if that speaks the dialect (`relays`).
-"""
-
-import time
 from collections.abc import Awaitable, Callable
-from collections.abc import Sequence as ReadOnlySequence
 from typing import Any
 
-import msgspec
-
-from fairlead.base.errors import InvalidRequest, quoted
-from fairlead.base.job import Job, Sampling
-from fairlead.dialects.body import invalid_field
-from fairlead.dialects.dialect import (
-    AnswerContext,
-    AnswerTimes,
-    CountingDialect,
-    Dialect,
-    GenerationRequest,
-    Prompt,
-    RelayDialect,
-    StreamingDialect,
-)
-from fairlead.dialects.fields import Envelope
-from fairlead.generation.caller import Caller
-from fairlead.generation.encoding import encode_conversation, encode_pairs, encode_prompts, packed
-from fairlead.generation.loading import loading_progress
-from fairlead.generation.sampling import sampling_of
-from fairlead.generation.structuring import Structure, StructureTrials
-from fairlead.language.text.model import TextModel
-from fairlead.nodes.streams.relay import rewritten
-from fairlead.server.routes.job_service import JobService
-from fairlead.server.routes.relays import Relays, RelayWriter
+from fairlead.dialects.dialect import CountingDialect, RelayDialect
+from fairlead.generation.pipeline import GenerationPipeline
+from fairlead.server.routes.answers import answer_response
 from fairlead.server.routes.request import Request, Response, json_response
-from fairlead.server.routes.sse import is_large
-from fairlead.server.routes.tokenize import count_tokens
-
-WARNING_HEADER = "X-Fairlead-Warning"
-MAX_WARNING_CHARS = 1000
+from fairlead.server.routes.request_reader import RequestReader
 
 
-class GenerationPipeline:
+class Generation:
     """Serves requests in all dialects."""
 
-    def __init__(self, jobs: JobService) -> None:
-        self._jobs = jobs
-        self._services = jobs.services
-        self._structures = StructureTrials(jobs.offload)
-        self._relays = Relays(jobs)
+    def __init__(self, reader: RequestReader, pipeline: GenerationPipeline) -> None:
+        self._reader = reader
+        self._models = reader.jobs.models
+        self._pipeline = pipeline
 
     async def respond(
         self,
@@ -64,188 +30,16 @@ class GenerationPipeline:
         `intercept` returns the envelope to use instead of the parsed one, or the response.
         """
         # This frame exists as long as the job, which needs neither the body nor what was decoded from it.
-        body, envelope = await self._jobs.take(request, dialect.read_envelope)
+        body, envelope = await self._reader.take(request, dialect.read_envelope)
         if intercept is not None:
             envelope = await intercept(request, envelope)
             if isinstance(envelope, Response):
                 return envelope
-        caller = self._jobs.identify(request, envelope)
+        caller = self._reader.identify(request, envelope, header_prefix=dialect.header_prefix)
         if isinstance(dialect, CountingDialect):
-            model = self._jobs.models.known_text(caller.api_key, envelope.model)
+            model = self._models.known_text(caller.api_key, envelope.model)
             if model is not None:
-                return await count_tokens(self._jobs, caller, dialect, body, model)
-        job, context = await self.prepare(caller, dialect, body, envelope)
+                return json_response(await self._pipeline.count(caller, dialect, body, model))
+        job, context = await self._pipeline.prepare(caller, dialect, body, envelope)
         del body, envelope
-        return await self.answer(caller, dialect, job, context)
-
-    async def answer(
-        self, caller: Caller, dialect: RelayDialect, job: Job, context: AnswerContext | None
-    ) -> Response:
-        """Run a job that was prepared, and return the response as `respond` does."""
-        response = await self._answer(caller, dialect, job, context)
-        headers = {} if context is None else warning_headers(context)
-        return response._replace(headers={**response.headers, **headers}) if headers else response
-
-    async def _answer(
-        self, caller: Caller, dialect: RelayDialect, job: Job, context: AnswerContext | None
-    ) -> Response:
-        writer, times = None, context.times if context is not None else None
-        if context is not None and job.stream:
-            assert isinstance(dialect, StreamingDialect)
-            writer = dialect.stream_writer(context)
-        if job.stream:
-            loading = loading_progress(self._services, dialect, job)
-            stream = RelayWriter(dialect, writer) if writer is None or job.relay is not None else writer
-            return await self._jobs.stream(caller, job, dialect, stream, loading=loading, times=times)
-        deltas, headers = await self._jobs.collect(caller, job, times=times)
-        if context is None or deltas[0].raw:
-            return json_response(b"".join(deltas[0].raw), headers=headers)
-        assert isinstance(dialect, Dialect)
-        if is_large(deltas):
-            body = await self._jobs.offload.write(caller, dialect.write_response, context, deltas)
-        else:
-            body = dialect.write_response(context, deltas)
-        return json_response(body, headers=headers)
-
-    async def prepare(
-        self, caller: Caller, dialect: RelayDialect, body: bytes, envelope: Envelope
-    ) -> tuple[Job, AnswerContext | None]:
-        """Return the job of a request with this body, and the context of an answer that the dialect writes.
-
-        That is None if the answer can only be one that is relayed.
-        """
-        body, requested, name = self._find(caller, body, envelope)
-        model = self._jobs.models.text_of(name)
-        if model is None:
-            self._check_choices(envelope.choices, "n")
-            return await self._relays.job(caller, dialect, body, envelope, model=name, requested=requested)
-        if not isinstance(dialect, Dialect):
-            raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
-        generation = await self._jobs.offload.decode(caller, body, dialect.decode)
-        model.check_purpose(*generation.tasks)
-        self._check_limits(generation, model)
-        prompts = await self._encode(caller, generation, model)
-        texts: tuple[str, ...] = ()
-        if generation.echo:
-            texts = await self._jobs.offload.encode(caller, _decoded, model, generation.prompts)
-        sampling, structure = Sampling(max_tokens=1, temperature=0), Structure()
-        if not generation.embed:
-            sampling, structure = await self._sampling(caller, generation, model, prompts)
-        streams = caller.streams and dialect.streams
-        relay = None
-        if self._services.fleet.is_relayed(name):
-            relay = await self._relays.relay(
-                caller, dialect, body, generation, model=name, requested=requested, streams=streams
-            )
-        job = self._jobs.job(
-            caller,
-            name,
-            dialect.job_prefix,
-            prompts=prompts,
-            sampling=sampling,
-            n=generation.n,
-            stop=generation.stop,
-            stream=streams,
-            relay=relay,
-            embed=generation.embed,
-            parts=structure.parts,
-            grammar_field=structure.grammar_field,
-        )
-        context = AnswerContext(
-            job,
-            model,
-            int(time.time()),
-            generation.options,
-            texts,
-            AnswerTimes(),
-            structure.warning if relay is None else "",
-        )
-        return job, context
-
-    async def _sampling(
-        self,
-        caller: Caller,
-        generation: GenerationRequest,
-        model: TextModel,
-        prompts: tuple[ReadOnlySequence[int], ...],
-    ) -> tuple[Sampling, Structure]:
-        """Return the sampling parameters, with the grammar of the answer, and its structure."""
-        sampling = sampling_of(generation, model, prompts)
-        if generation.answer is None and not generation.is_chat:
-            return sampling, Structure()
-        structure = await self._structures.structure(caller, generation, model, prompts[0])
-        if structure.grammar is not None or structure.reasoning_limit is not None:
-            sampling = msgspec.structs.replace(
-                sampling,
-                grammar=structure.grammar,
-                grammar_bytes=structure.grammar_bytes,
-                reasoning_limit=structure.reasoning_limit,
-                close_at_limit=model.close_at_limit and structure.grammar is not None,
-            )
-        return sampling, structure
-
-    def _find(self, caller: Caller, body: bytes, envelope: Envelope) -> tuple[bytes, str, str]:
-        """Return the body, and its model: as requested, and the canonical name. Raises as `ModelAccess.find`.
-
-        In a body for a selector, the model is replaced by the one that the job gets.
-        """
-        models = self._jobs.models
-        if envelope.model is not None and models.selectors.has(envelope.model):
-            target = models.selectors.take(caller, envelope.model)
-            return rewritten(body, target.name), target.name, target.model
-        name = models.find(caller.api_key, envelope.model)
-        return body, envelope.model or name, name
-
-    def _check_limits(self, generation: GenerationRequest, model: TextModel) -> None:
-        if generation.embed:
-            width = model.embedding.width if model.embedding is not None else 0
-            if generation.dimensions is not None and generation.dimensions > width:
-                reason = f"{generation.dimensions} is too many: this model's are {width}"
-                raise invalid_field("dimensions", reason)
-            return
-        choices = max(1, len(generation.prompts)) * generation.n
-        self._check_choices(choices, "n" if generation.n > 1 else generation.prompts_field)
-
-    def _check_choices(self, choices: int, param: str) -> None:
-        most = self._services.config.limits.sequences
-        if choices > most:
-            raise invalid_field(param, f"{choices} answers were requested; one request may have {most}")
-
-    async def _encode(
-        self, caller: Caller, generation: GenerationRequest, model: TextModel
-    ) -> tuple[ReadOnlySequence[int], ...]:
-        """Return the prompts' token ids. Raises as `Offload.encode` does."""
-        encode = self._jobs.offload.encode
-        if generation.messages is not None:
-            try:
-                return (packed(await encode(caller, encode_conversation, model, generation)),)
-            except InvalidRequest as error:
-                if error.param == "messages":
-                    error.param = generation.messages_field
-                raise
-        limits = self._services.config.limits
-        if generation.pairs is not None:
-            return await encode(caller, encode_pairs, model, generation.pairs, limits)
-        return await encode(
-            caller,
-            encode_prompts,
-            model,
-            generation.prompts,
-            limits,
-            generation.prompts_field,
-            special_tokens=generation.special_tokens,
-            suffix=generation.suffix,
-        )
-
-
-def _decoded(model: TextModel, prompts: ReadOnlySequence[Prompt]) -> tuple[str, ...]:
-    return tuple(prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts)
-
-
-def warning_headers(context: AnswerContext) -> dict[str, str]:
-    """Return the header that says which arguments do not follow their schemas, if there are such."""
-    if not context.warning:
-        return {}
-    # Names in a path are the client's, and may have any characters.
-    text = context.warning.encode("unicode_escape").decode("ascii")
-    return {WARNING_HEADER: text if len(text) <= MAX_WARNING_CHARS else f"{text[:MAX_WARNING_CHARS]}..."}
+        return answer_response(await self._pipeline.answer(caller, dialect, job, context))

@@ -14,13 +14,13 @@ from typing import Any
 import trio
 
 from fairlead.base.config import Limits
+from fairlead.base.supervision import unwrap
+from fairlead.generation.event_stream import CutStream, EventStream
 from fairlead.server.auth.request_auth import RequestAuth
 from fairlead.server.routes.errors import ErrorFormats, error_response, public_error
-from fairlead.server.routes.exchange import unwrap
-from fairlead.server.routes.request import CutStream, Request, Response, View
+from fairlead.server.routes.request import Request, Response, View
 from fairlead.server.routes.request_body import BodyMemory, IncomingBody
 from fairlead.server.routes.request_caller import tenant_so_far
-from fairlead.server.routes.sse import EventStream
 from fairlead.server.routes.unread import UnreadAnswers
 
 

@@ -21,15 +21,17 @@ from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.fields import CommonFields
 from fairlead.dialects.openai.common import OpenAIErrors
 from fairlead.generation.caller import Caller
+from fairlead.generation.event_stream import CutStream
+from fairlead.generation.job_service import AnswerNotes
 from fairlead.language.text.model import Task
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.nodes.streams.passthrough import decode_head
 from fairlead.nodes.streams.relay import rewritten
 from fairlead.server.auth.cors import Cors
-from fairlead.server.routes.job_service import JobService, answer_headers
-from fairlead.server.routes.request import CutStream, Request, Response
+from fairlead.server.routes.answers import EVENT_HEADERS, answer_headers
+from fairlead.server.routes.request import Request, Response
+from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.route import VERSION
-from fairlead.server.routes.sse import HEADERS as EVENT_HEADERS
 from fairlead.server.routes.upstream import refuse_foreign_page
 
 FIELDS = frozenset({"model", "user", "safety_identifier", "priority"})
@@ -55,10 +57,11 @@ class MediaBody(msgspec.Struct, frozen=True):
 class MediaRoutes:
     """The routes."""
 
-    def __init__(self, jobs: JobService, cors: Cors) -> None:
-        self._jobs = jobs
+    def __init__(self, reader: RequestReader, cors: Cors) -> None:
+        self._reader = reader
+        self._jobs = reader.jobs
         self._cors = cors
-        self._services = jobs.services
+        self._services = self._jobs.services
 
     async def relay(self, request: Request) -> Response:
         """Relay a request with a body, and stream its response back."""
@@ -66,8 +69,8 @@ class MediaRoutes:
         if is_form(request.headers.get("Content-Type", "")):
             form, fields = await self._take_form(request)
         else:
-            body, fields = await self._jobs.take(request, _parse)
-        caller = self._jobs.identify(request, fields)
+            body, fields = await self._reader.take(request, _parse)
+        caller = self._reader.identify(request, fields)
         model, requested = self._find(caller, fields.model)
         if form is None and requested != fields.model:
             body = rewritten(body, requested)
@@ -81,7 +84,7 @@ class MediaRoutes:
         query = request.query_string.decode("utf-8", "replace")
         if len(query) > LONGEST_QUERY:
             raise InvalidRequest(f"the query must have at most {LONGEST_QUERY} bytes")
-        caller = self._jobs.identify(request)
+        caller = self._reader.identify(request)
         model, _ = self._find(caller, request.query("model"))
         others = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "model"]
         path = VERSION + request.path.removeprefix(VERSION) + ("?" + urlencode(others) if others else "")
@@ -99,7 +102,7 @@ class MediaRoutes:
             if (name := values.get("model")) is not None:
                 self._refuse_own(request.path, self._jobs.models.find(request.api_key, name))
 
-        form, values = await self._jobs.uploads.receive(request, FIELDS, check)
+        form, values = await self._reader.uploads.receive(request, FIELDS, check)
         return form, msgspec.convert(values, CommonFields)
 
     def _find(self, caller: Caller, name: str | None) -> tuple[str, str]:
@@ -130,7 +133,7 @@ class MediaRoutes:
         answer.deltas.unread = caller.unread
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
-        headers = {**head.headers, **answer_headers(answer), **INERT}
+        headers = {**head.headers, **answer_headers(AnswerNotes.of(answer)), **INERT}
         keep_alive_s = None
         if head.headers["Content-Type"].partition(";")[0].strip().lower() == EVENTS:
             headers |= EVENT_HEADERS

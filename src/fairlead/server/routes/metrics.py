@@ -10,7 +10,6 @@ from fairlead.generation.metrics.snapshot import Overview
 from fairlead.generation.metrics.tenants import TenantNames
 from fairlead.generation.services import Services
 from fairlead.server.routes.request import Request, Response
-from fairlead.server.routes.scope import scope_of
 from fairlead.server.routes.unread import UnreadAnswers
 
 
@@ -39,6 +38,6 @@ class Metrics:
         """
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         await self._services.refresh()
-        pulled = self._metrics.pull(scope_of(self._services, request.api_key))
+        pulled = self._metrics.pull(self._services.scope_of(request.api_key))
         body = await trio.to_thread.run_sync(encode, pulled, abandon_on_cancel=True, limiter=self._threads)
         return Response(body, 200, {"Content-Type": content_type})

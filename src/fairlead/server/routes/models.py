@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from fairlead.base.config import CommandConfig
-from fairlead.server.routes.job_service import JobService
+from fairlead.generation.job_service import JobService
 from fairlead.server.routes.request import Request, Response, json_response
 
 

@@ -24,8 +24,7 @@ from fairlead.dialects.ollama.generate import OllamaGenerateDialect
 from fairlead.dialects.ollama.writer import timestamp
 from fairlead.language.text.model import TextModel
 from fairlead.server.auth.request_auth import RequestAuth
-from fairlead.server.routes.generate import GenerationPipeline
-from fairlead.server.routes.job_service import JobService
+from fairlead.server.routes.generate import Generation
 from fairlead.server.routes.ollama_details import (
     NO_FILES,
     ModelFiles,
@@ -35,6 +34,7 @@ from fairlead.server.routes.ollama_details import (
     read_files,
 )
 from fairlead.server.routes.request import Request, Response, json_response
+from fairlead.server.routes.request_reader import RequestReader
 
 # The version of Ollama that this API follows. Some clients refuse an older server than they need.
 OLLAMA_VERSION = "0.13.0"
@@ -60,12 +60,12 @@ _show_decoder = msgspec.json.Decoder(ShowModelRequest)
 class OllamaRoutes:
     """The views below `/api/`."""
 
-    def __init__(self, jobs: JobService, pipeline: GenerationPipeline, auth: RequestAuth) -> None:
-        self._jobs = jobs
-        self._services = jobs.services
-        self._fleet = jobs.services.fleet
-        self._models = jobs.models
-        self._pipeline = pipeline
+    def __init__(self, reader: RequestReader, generation: Generation, auth: RequestAuth) -> None:
+        self._reader = reader
+        self._services = reader.jobs.services
+        self._fleet = self._services.fleet
+        self._models = reader.jobs.models
+        self._generation = generation
         self._auth = auth
         self._started = time.time()
 
@@ -74,22 +74,22 @@ class OllamaRoutes:
     async def chat(self, request: Request) -> Response:
         """Handle `POST /api/chat`."""
         begin = partial(self._begin, empty=partial(_empty, message={"role": "assistant", "content": ""}))
-        return await self._pipeline.respond(request, CHAT, intercept=begin)
+        return await self._generation.respond(request, CHAT, intercept=begin)
 
     async def generate(self, request: Request) -> Response:
         """Handle `POST /api/generate`."""
         begin = partial(self._begin, empty=partial(_empty, response=""))
-        return await self._pipeline.respond(request, GENERATE, intercept=begin)
+        return await self._generation.respond(request, GENERATE, intercept=begin)
 
     async def embed(self, request: Request) -> Response:
         """Handle `POST /api/embed`."""
         begin = partial(self._begin, empty=lambda model, _reason: {"model": model, "embeddings": []})
-        return await self._pipeline.respond(request, EMBED, intercept=begin)
+        return await self._generation.respond(request, EMBED, intercept=begin)
 
     async def embeddings(self, request: Request) -> Response:
         """Handle `POST /api/embeddings`."""
         begin = partial(self._begin, empty=lambda _model, _reason: {"embedding": []})
-        return await self._pipeline.respond(request, EMBEDDINGS, intercept=begin)
+        return await self._generation.respond(request, EMBEDDINGS, intercept=begin)
 
     async def _begin(
         self, request: Request, envelope: OllamaEnvelope, *, empty: Empty
@@ -124,17 +124,17 @@ class OllamaRoutes:
         """Load or unload a model; return which. Jobs that wait for it stay queued."""
         if kept_s == 0:
             self._auth.check_operator(request)
-            await self._fleet.unload(model, wait=True, by=self._jobs.requester(request))
+            await self._fleet.unload(model, wait=True, by=self._reader.requester(request))
             return "unload"
-        await self._fleet.load(model, by=self._jobs.requester(request))
+        await self._fleet.load(model, by=self._reader.requester(request))
         if kept_s is not None and self._may_keep(request):
-            self._fleet.keep(model, kept_s, by=self._jobs.requester(request))
+            self._fleet.keep(model, kept_s, by=self._reader.requester(request))
         return "load"
 
     def _keep(self, request: Request, model: str, kept_s: float) -> None:
         """Apply a `keep_alive` at the end of a request, if it was not refused."""
         if request.is_job and self._may_keep(request):
-            self._fleet.keep(model, kept_s, by=self._jobs.requester(request))
+            self._fleet.keep(model, kept_s, by=self._reader.requester(request))
 
     def _may_keep(self, request: Request) -> bool:
         try:
@@ -193,7 +193,7 @@ class OllamaRoutes:
 
     async def show(self, request: Request) -> Response:
         """Handle `POST /api/show`, for a name, an alias or a selector."""
-        body = await self._jobs.read(request, _show_decoder)
+        body = await self._reader.read(request, _show_decoder)
         name = self._served_name(body.model or body.name)
         if name is None:
             raise InvalidRequest("model: must be given", param="model")

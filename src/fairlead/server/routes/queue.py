@@ -1,17 +1,17 @@
 """The views of the queue: its totals, an estimate, and the cancellation of a job."""
 
 from fairlead.base.errors import NotFound, quoted
-from fairlead.server.routes.job_service import JobService
 from fairlead.server.routes.request import Request, Response, json_response
-from fairlead.server.routes.scope import scope_of
+from fairlead.server.routes.request_reader import RequestReader
 
 
 class QueueRoutes:
     """The views of `/queue`, `/queue/estimate` and `/v1/requests/{request_id}/cancel`."""
 
-    def __init__(self, jobs: JobService) -> None:
-        self._jobs = jobs
-        self._services = jobs.services
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+        self._jobs = reader.jobs
+        self._services = self._jobs.services
 
     async def queue(self, _request: Request) -> Response:
         """Return the queue's totals."""
@@ -21,7 +21,7 @@ class QueueRoutes:
     async def estimate(self, request: Request) -> Response:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
         model = self._jobs.models.find(request.api_key, request.query("model"))
-        caller = self._jobs.identify(request)
+        caller = self._reader.identify(request)
         return json_response(await self._services.estimate(model, caller.tenant, self._jobs.priority(caller)))
 
     async def cancel(self, request: Request) -> Response:
@@ -31,9 +31,9 @@ class QueueRoutes:
         these, besides its own.
         """
         request_id = request.path_parameters["request_id"]
-        by, key = self._jobs.requester(request), request.api_key
+        by, key = self._reader.requester(request), request.api_key
         is_operator = key is not None and key.has_role("operator")
-        models = scope_of(self._services, key).models if is_operator else frozenset[str]()
+        models = self._services.scope_of(key).models if is_operator else frozenset[str]()
         if not await self._services.gateway.cancel(request_id, by, others=models):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

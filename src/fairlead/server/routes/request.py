@@ -100,7 +100,8 @@ def _nothing() -> None:
 class Response(NamedTuple):
     """A response: its whole body, or an iterator of its pieces.
 
-    The iterator is never closed. So it must hold no resources, and must not be a generator.
+    The iterator is never closed. So it must hold no resources, and must not be a generator. It raises
+    `CutStream` after the last piece of an incomplete body.
     """
 
     body: bytes | AsyncIterable[bytes]
@@ -109,13 +110,6 @@ class Response(NamedTuple):
 
 
 View = Callable[[Request], Awaitable[Response]]
-
-
-class CutStream(Exception):  # not an error: a body's signal that it is incomplete
-    """Raised by a response body after its last chunk: end the connection so that the client notices.
-
-    A chunked response then lacks its end. (An HTTP/1.0 response has no end mark to leave out.)
-    """
 
 
 def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -11,10 +11,15 @@ from fairlead.server.listener.refusals import LOGGED_LENGTH
 from fairlead.server.routes.request import Request
 
 
-def identify(request: Request, queue: QueueConfig, envelope: CommonFields | None = None) -> Caller:
-    """Return the caller of a request with these fields, if it has a body. Set `request.user`.
+def identify(
+    request: Request, queue: QueueConfig, envelope: CommonFields | None = None, *, header_prefix: str = ""
+) -> Caller:
+    """Return the caller of a request. Set `request.user`. Raises `InvalidRequest`.
 
-    The headers take precedence over the body. Raises `InvalidRequest`.
+    request: Its headers take precedence over the body.
+    queue: The settings of priority classes.
+    envelope: What was read of the body; None: it has none.
+    header_prefix: Nodes get headers whose names begin with it; "": none.
     """
     if envelope is not None:
         request.user = envelope.user or envelope.safety_identifier
@@ -30,7 +35,7 @@ def identify(request: Request, queue: QueueConfig, envelope: CommonFields | None
         wait_limit_s=request.flow.wait_limit_s,
         streams=isinstance(envelope, Envelope) and envelope.wants_stream,
         body_bytes=request.body_bytes,
-        headers=request.scope["headers"],
+        headers=_headers_of(request, header_prefix) if header_prefix else (),
         traceparent=request.headers.get("traceparent", ""),
         path=request.path[:LOGGED_LENGTH],
         address=request.address,
@@ -63,6 +68,16 @@ def _requested_class(request: Request, queue: QueueConfig) -> str | None:
     if request.flow.priority is not None:
         return queue.classes[gateway_priority_of(request.api_key, request.flow.priority, queue)]
     return request.headers.get("X-Priority")
+
+
+def _headers_of(request: Request, prefix: str) -> tuple[tuple[str, str], ...]:
+    """Return the headers whose names begin with the prefix, each name once."""
+    found: dict[str, str] = {}
+    for raw_name, raw_value in request.scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip()
+        if name.startswith(prefix) and value:
+            found[name] = f"{found[name]},{value}" if name in found else value
+    return tuple(found.items())
 
 
 def _admitted(request: Request, job: Job) -> None:

@@ -16,6 +16,7 @@ from werkzeug import exceptions as werkzeug
 from werkzeug.routing import Map
 
 from fairlead.base.config import ApiKey
+from fairlead.generation.job_service import JobService
 from fairlead.generation.services import Services
 from fairlead.router.quotas.access import Authenticator
 from fairlead.server.auth.cors import Cors
@@ -27,10 +28,10 @@ from fairlead.server.listener.forwarded import FORWARDED, TrustedProxies
 from fairlead.server.routes.errors import ErrorFormats, error_response, public_error
 from fairlead.server.routes.exchange import Exchange, FairleadRequest, quart_response, read_body
 from fairlead.server.routes.generation_routes import GenerationRoutes
-from fairlead.server.routes.job_service import JobService
 from fairlead.server.routes.paths import Paths, without_root
 from fairlead.server.routes.request import Request, Response, View
 from fairlead.server.routes.request_caller import tenant_so_far
+from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.route import Permission, Route
 from fairlead.server.routes.route_table import ROUTES, dialects_of
 from fairlead.server.routes.views import Views
@@ -85,6 +86,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._limits = services.config.limits
         self._bypasses_quart = bypasses_quart
         self._jobs = JobService(services)
+        self._reader = RequestReader(self._jobs)
         self._authenticator = Authenticator(services.config.api_keys)
         self._cors = Cors(services.config.cors.origins)
         self._paths = Paths(route.path for route in routes)
@@ -96,12 +98,12 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             self._cors,
             paths=tuple(dict.fromkeys(route.path for route in routes)),
             id_headers=lambda path: self._error_formats.of(path).request_id_headers,
-            requester=self._jobs.requester,
+            requester=self._reader.requester,
             flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
         self.callers = Callers(TrustedProxies(services.config.trusted_proxies), self._auth.line_of)
         self._permissions: dict[str, Permission] = {}
-        views = Views(services, routes, self._jobs, self._auth, self._cors)
+        views = Views(services, routes, self._reader, self._auth, self._cors)
         self.counts = views.counts
         self._add_routes(views, routes)
         self.before_request(self._enter)
@@ -157,9 +159,9 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self.generation_routes = GenerationRoutes(
             self._auth,
             direct if self._bypasses_quart else {},
-            self._jobs.body_memory,
+            self._reader.body_memory,
             self._error_formats,
-            self._jobs.unread,
+            self._reader.unread,
         )
 
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
@@ -179,7 +181,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         request.leave_body = current.incoming.leave
         request.open_body = partial(getattr, current, "incoming")
         request.path_parameters = match.parameters
-        current.unread = self._jobs.unread.of(request, current.scope.get("extensions", {}).get("fairlead"))
+        current.unread = self._reader.unread.of(request, current.scope.get("extensions", {}).get("fairlead"))
         permission, is_preflight = Permission.KEY, False
         if match.rule is not None:
             permission = self._permissions.get(match.rule.endpoint, Permission.KEY)
@@ -187,7 +189,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
                 request.method, request.headers
             )
         self._auth.enter(request, permission, is_preflight=is_preflight)
-        current.body_memory, current.tenant = self._jobs.body_memory, tenant_so_far(request)
+        current.body_memory, current.tenant = self._reader.body_memory, tenant_so_far(request)
         if not is_preflight:
             return None
         headers = self._cors.preflight_headers(request.headers, match.allowed_methods())

@@ -1,30 +1,22 @@
-"""`POST /tokenize` and `/detokenize`, with vLLM's field names, and the number of tokens of any prompt.
+"""`POST /tokenize` and `/detokenize`, with vLLM's field names.
 
-All are bounded by the model's context and charged to the API key like a prompt. Long texts are encoded
+Both are bounded by the model's context and charged to the API key like a prompt. Long texts are encoded
 in threads, which tenants use in turn.
 """
-
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 import trio
 
 from fairlead.base.config import SpecialTokens
-from fairlead.base.errors import ContextLengthExceeded, FairleadError
+from fairlead.base.errors import ContextLengthExceeded
 from fairlead.dialects.body import BodyParser, invalid_field
-from fairlead.dialects.dialect import CountingDialect
 from fairlead.dialects.fields import TemplateVariables, TokenId, described
 from fairlead.dialects.openai.messages import Messages, Tools, template_messages, template_tools
 from fairlead.dialects.unserved import TOKENIZE, capturing, refuse_unserved
-from fairlead.generation.caller import Caller
-from fairlead.generation.encoding import encode_conversation
+from fairlead.generation.pipeline import USUAL_CHARS_PER_TOKEN
 from fairlead.language.text.model import TextModel
-from fairlead.router.quotas.key_quotas import JobCharge
-from fairlead.server.routes.job_service import JobService
 from fairlead.server.routes.request import Request, Response, json_response
-
-USUAL_CHARS_PER_TOKEN = 4
+from fairlead.server.routes.request_reader import RequestReader
 
 _encode = msgspec.json.Encoder().encode
 
@@ -63,63 +55,34 @@ _parse_detokenize = BodyParser(DetokenizeRequest)
 class Tokens:
     """The views that convert between text and token ids, without generation."""
 
-    def __init__(self, jobs: JobService) -> None:
-        self._jobs = jobs
+    def __init__(self, reader: RequestReader) -> None:
+        self._reader = reader
+        self._jobs = reader.jobs
 
     async def tokenize(self, request: Request) -> Response:
         """Handle `POST /tokenize`."""
-        _, parsed = await self._jobs.take(request, _parse_tokenize)
-        caller = self._jobs.identify(request)
+        _, parsed = await self._reader.take(request, _parse_tokenize)
+        caller = self._reader.identify(request)
         model = self._jobs.models.find_text(request.api_key, parsed.model)
         refuse_unserved(parsed, TOKENIZE)
         _check(parsed)
         chars = caller.body_bytes if parsed.prompt is None else len(parsed.prompt)
         estimate = chars // USUAL_CHARS_PER_TOKEN
-        async with _charged(self._jobs, caller, estimate, "prompt", is_estimate=True) as charge:
+        async with self._jobs.charge(caller, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._jobs.offload.in_turn(caller, _tokenized, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
 
     async def detokenize(self, request: Request) -> Response:
         """Handle `POST /detokenize`."""
-        _, parsed = await self._jobs.take(request, _parse_detokenize)
-        caller = self._jobs.identify(request)
+        _, parsed = await self._reader.take(request, _parse_detokenize)
+        caller = self._reader.identify(request)
         model = self._jobs.models.find_text(request.api_key, parsed.model)
         if len(parsed.tokens) > model.max_model_len:
             raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
-        async with _charged(self._jobs, caller, len(parsed.tokens), "tokens"):
+        async with self._jobs.charge(caller, len(parsed.tokens), "tokens"):
             body = await self._jobs.offload.in_turn(caller, _detokenized, model, parsed.tokens)
         return json_response(body)
-
-
-async def count_tokens(
-    jobs: JobService, caller: Caller, dialect: CountingDialect, body: bytes, model: TextModel
-) -> Response:
-    """Return the number of tokens of a prompt in any dialect, with which a job would have that prompt."""
-    generation = await jobs.offload.decode(caller, body, dialect.decode)
-    model.check_purpose("generate")
-    estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
-    async with _charged(jobs, caller, estimate, "messages", is_estimate=True) as charge:
-        ids = await jobs.offload.in_turn(caller, encode_conversation, model, generation)
-        charge.correct_prompt(len(ids), trio.current_time())
-    return json_response(dialect.write_count(len(ids)))
-
-
-@asynccontextmanager
-async def _charged(
-    jobs: JobService, caller: Caller, tokens: int, param: str, *, is_estimate: bool = False
-) -> AsyncIterator[JobCharge]:
-    """Charge the key as for a job; refund it if the request is refused. Raises as `KeyQuotas.admit` does."""
-    charge = await jobs.quotas.admit(
-        caller.api_key, prompt_tokens=tokens, is_estimate=is_estimate, param=param
-    )
-    try:
-        yield charge
-    except FairleadError:
-        charge.refund()
-        raise
-    finally:
-        charge.end()
 
 
 def _check(request: TokenizeRequest) -> None:

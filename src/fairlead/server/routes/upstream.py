@@ -12,11 +12,14 @@ from fairlead.base.errors import FairleadError, Forbidden, InvalidRequest, Model
 from fairlead.base.job import Job, Passthrough, Relay, Sampling
 from fairlead.base.reported import BYTES_A_TOKEN
 from fairlead.generation.caller import Caller
+from fairlead.generation.event_stream import CutStream
+from fairlead.generation.job_service import AnswerNotes
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.nodes.streams.passthrough import decode_head, forwarded_headers
 from fairlead.server.auth.cors import Cors
-from fairlead.server.routes.job_service import JobService, answer_headers
-from fairlead.server.routes.request import NO_SNIFFING, CutStream, Request, Response
+from fairlead.server.routes.answers import answer_headers
+from fairlead.server.routes.request import NO_SNIFFING, Request, Response
+from fairlead.server.routes.request_reader import RequestReader
 
 PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -28,11 +31,12 @@ MAX_PATH_CHARS = 2048
 class UpstreamRoute:
     """The route. Requests for paths in the configuration's `ignorePaths` do not load a model."""
 
-    def __init__(self, jobs: JobService, cors: Cors) -> None:
-        self._jobs = jobs
+    def __init__(self, reader: RequestReader, cors: Cors) -> None:
+        self._reader = reader
+        self._jobs = reader.jobs
         self._cors = cors
-        self._services = jobs.services
-        self._ignored = [re.compile(pattern) for pattern in jobs.services.config.upstream.patterns]
+        self._services = self._jobs.services
+        self._ignored = [re.compile(pattern) for pattern in self._services.config.upstream.patterns]
 
     async def relay(self, request: Request) -> Response:
         """Relay the request, and stream its response back."""
@@ -94,7 +98,7 @@ class UpstreamRoute:
         target = path.encode() + (b"?" + query if query else b"")
         if not all(0x21 <= letter <= 0x7E for letter in target):
             raise InvalidRequest("the query has characters that must be escaped")
-        caller = self._jobs.identify(request)
+        caller = self._reader.identify(request)
         job = self._jobs.job(
             caller,
             model,
@@ -112,7 +116,7 @@ class UpstreamRoute:
         answer.deltas.unread = caller.unread
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
-        headers = {**head.headers, **answer_headers(answer), **NO_SNIFFING}
+        headers = {**head.headers, **answer_headers(AnswerNotes.of(answer)), **NO_SNIFFING}
         return Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
 
 

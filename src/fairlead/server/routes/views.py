@@ -5,6 +5,7 @@ from functools import partial
 
 from fairlead.generation.metrics.job_metrics import FrontCounts
 from fairlead.generation.metrics.snapshot import Overview
+from fairlead.generation.pipeline import GenerationPipeline
 from fairlead.generation.services import Services
 from fairlead.server.auth.cors import Cors
 from fairlead.server.auth.request_auth import RequestAuth
@@ -13,8 +14,7 @@ from fairlead.server.responses.routes import ResponseRoutes
 from fairlead.server.routes.admin import Admin
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
-from fairlead.server.routes.generate import GenerationPipeline
-from fairlead.server.routes.job_service import JobService
+from fairlead.server.routes.generate import Generation
 from fairlead.server.routes.media import MediaRoutes
 from fairlead.server.routes.metrics import Metrics
 from fairlead.server.routes.models import ModelRoutes
@@ -22,8 +22,8 @@ from fairlead.server.routes.ollama import OllamaRoutes
 from fairlead.server.routes.openapi import OpenApi
 from fairlead.server.routes.queue import QueueRoutes
 from fairlead.server.routes.request import View
+from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.route import Route
-from fairlead.server.routes.scope import scope_of
 from fairlead.server.routes.tokenize import Tokens
 from fairlead.server.routes.upstream import UpstreamRoute
 
@@ -32,30 +32,36 @@ class Views:
     """The views of the routes, as methods of these objects."""
 
     def __init__(
-        self, services: Services, routes: Sequence[Route], jobs: JobService, auth: RequestAuth, cors: Cors
+        self,
+        services: Services,
+        routes: Sequence[Route],
+        reader: RequestReader,
+        auth: RequestAuth,
+        cors: Cors,
     ) -> None:
-        self._gateway, self._auth, self._unread = services.gateway, auth, jobs.unread
-        self._pipeline = GenerationPipeline(jobs)
+        self._gateway, self._auth, self._unread = services.gateway, auth, reader.unread
+        pipeline = GenerationPipeline(reader.jobs)
+        self._generation = Generation(reader, pipeline)
         overview = Overview(
             services.fleet,
             services.counts or self.counts,
             ready=services.ready,
             queue_statistics=services.queue_statistics,
         )  # shared: rates are computed between snapshots
-        self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
-        self.responses = ResponseRoutes(jobs, self._pipeline)
+        self.events = Events(overview.snapshot, services.draining, services.scope_of)
+        self.responses = ResponseRoutes(reader, pipeline)
         self._objects = (
             self.responses,
-            ModelRoutes(jobs),
-            Tokens(jobs),
-            UpstreamRoute(jobs, cors),
-            MediaRoutes(jobs, cors),
-            QueueRoutes(jobs),
-            FleetRoutes(jobs),
+            ModelRoutes(reader.jobs),
+            Tokens(reader),
+            UpstreamRoute(reader, cors),
+            MediaRoutes(reader, cors),
+            QueueRoutes(reader),
+            FleetRoutes(reader),
             Admin(services),
-            Metrics(services, overview, self.responses.totals, jobs.unread),
+            Metrics(services, overview, self.responses.totals, reader.unread),
             OpenApi(routes),
-            OllamaRoutes(jobs, self._pipeline, auth),
+            OllamaRoutes(reader, self._generation, auth),
             Dashboard(),
             self.events,
         )
@@ -70,7 +76,7 @@ class Views:
         """Return the view of a route."""
         if route.view is None:
             assert route.dialect is not None
-            return partial(self._pipeline.respond, dialect=route.dialect)
+            return partial(self._generation.respond, dialect=route.dialect)
         name = route.view.__name__
         (found,) = (each for each in self._objects if getattr(type(each), name, None) is route.view)
         view: View = getattr(found, name)

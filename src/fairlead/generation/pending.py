@@ -1,14 +1,14 @@
-"""The future answer of a job, between the task that serves it and the route that waits for it.
+"""The future answer of a job, between the task that serves it and its reader.
 
-The task belongs to the exchange. The answer belongs to its reader: the route, or the body of a stream that
-began early. Either may stop waiting at any time, which does not affect the task.
+The task runs in the caller's nursery. The reader is whoever waits for the whole answer, or a stream that
+began early. It may stop waiting at any time, which does not affect the task.
 """
 
 import trio
 
+from fairlead.base.supervision import unwrap
 from fairlead.dialects.dialect import AnswerTimes
 from fairlead.generation.gateway import Answer
-from fairlead.server.routes.exchange import unwrap
 
 
 class PendingAnswer(trio.TaskStatus[Answer]):

@@ -1,28 +1,22 @@
-"""Streamed responses: a job's deltas as events, sent as they arrive.
+"""Streamed answers: a job's deltas as events of its dialect, sent as they arrive.
 
-The stream only reads. The seat belongs to the gateway's task in the exchange's nursery, so a body that is
+The stream only reads. The seat belongs to the gateway's task in the caller's nursery, so a stream that is
 never iterated, or is stopped anywhere, blocks nothing.
 """
 
 from collections.abc import Awaitable, Callable
 from math import inf
+from typing import Protocol
 
 import trio
 
 from fairlead.base.job import Delta
+from fairlead.base.supervision import hide_bug
 from fairlead.base.unread import UnreadBytes
 from fairlead.dialects.dialect import RelayDialect, StreamWriter, WaitingEvents
+from fairlead.generation.pending import PendingAnswer
 from fairlead.router.dispatch.estimates import WaitEstimate
-from fairlead.server.listener.asgi import Direct
-from fairlead.server.routes.errors import public_error
-from fairlead.server.routes.pending import PendingAnswer
-from fairlead.server.routes.request import NO_SNIFFING, CutStream, Response
 
-HEADERS = {
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # otherwise nginx buffers a page of events
-    **NO_SNIFFING,
-}
 # Above these, deltas are encoded in a thread, so that other streams' tokens are not delayed. A token with 20
 # alternatives takes 25 µs.
 LARGE_TEXT_CHARS = 1024 * 1024
@@ -30,8 +24,26 @@ LARGE_VECTORS_BYTES = 200_000
 MANY_LOGPROBS = 200
 
 
+class CutStream(Exception):  # not an error: a stream's signal that it is incomplete
+    """Raised by a stream after its last piece: end the connection so that the client notices.
+
+    A chunked response then lacks its end. (An HTTP/1.0 response has no end mark to leave out.)
+    """
+
+
+class DirectSender(Protocol):
+    """A way to the client that does not wait."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a piece of the stream can be sent now."""
+
+    def send_now(self, data: bytes) -> None:
+        """Send a piece, which must not be empty."""
+
+
 class EventStream:
-    """A response body: all deltas that have arrived are sent in one piece.
+    """The events of an answer: all deltas that have arrived are sent in one piece.
 
     With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output. The
     iterating task is not woken, as long as the client reads fast enough.
@@ -58,7 +70,7 @@ class EventStream:
         keep_alive_s: float = inf,
         unread: UnreadBytes | None = None,
     ) -> None:
-        self.direct: Direct | None = None
+        self.direct: DirectSender | None = None
         self._pending = pending
         self.dialect = dialect
         self._writer = writer
@@ -95,7 +107,7 @@ class EventStream:
                 return events
         except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
-            return self._writer.fail(public_error(error))
+            return self._writer.fail(hide_bug(error))
         raise StopAsyncIteration
 
     async def _waiting_event(self) -> bytes:
@@ -160,8 +172,3 @@ def is_large(deltas: list[Delta]) -> bool:
         or sum(len(delta.logprobs) + len(delta.prompt_logprobs) for delta in deltas) > MANY_LOGPROBS
         or sum(len(delta.vector) for delta in deltas) > LARGE_VECTORS_BYTES
     )
-
-
-def stream_response(body: EventStream, headers: dict[str, str]) -> Response:
-    """Return the streamed response; `headers` are added to those that prevent buffering."""
-    return Response(body, 200, {"Content-Type": body.dialect.stream_type, **HEADERS, **headers})

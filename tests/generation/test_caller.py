@@ -12,11 +12,11 @@ from fairlead.base.errors import Forbidden, NoQueue
 from fairlead.dialects.openai.chat import ChatDialect
 from fairlead.generation.caller import Caller
 from fairlead.generation.gateway import Gateway
+from fairlead.generation.job_service import JobService
+from fairlead.generation.pipeline import GenerationPipeline
 from fairlead.generation.services import Services
 from fairlead.router.dispatch.dispatcher import Dispatcher
 from fairlead.router.fleet.node_registry import NodeRegistry
-from fairlead.server.routes.generate import GenerationPipeline
-from fairlead.server.routes.job_service import JobService
 from fake_fleet import FakeFleet
 from fake_nodes import LIMITS, TimedNode
 

@@ -5,6 +5,7 @@ request is decoded, too, and translated to a chat. That node's answer is written
 """
 
 import time
+from collections.abc import Sequence
 
 from fairlead.base.errors import FairleadError, InvalidRequest, quoted
 from fairlead.base.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay, Sampling
@@ -21,7 +22,7 @@ from fairlead.dialects.dialect import (
 )
 from fairlead.dialects.fields import MAX_INT32, Envelope
 from fairlead.generation.caller import Caller
-from fairlead.server.routes.job_service import JobService
+from fairlead.generation.job_service import JobService
 
 # The assumed length of an answer without a limit in its request: the other server's limit is unknown.
 USUAL_TOKENS = 256
@@ -105,7 +106,7 @@ class Relays:
             streams,
             dialect=dialect.name,
             chat=None if chat is None else ChatRelay(chat),
-            headers=headers_of(caller, dialect.header_prefix),
+            headers=_check_headers(caller.headers, dialect.header_prefix),
         )
 
     def _needs_chat(self, model: str, dialect: RelayDialect) -> bool:
@@ -156,24 +157,17 @@ class RelayWriter:
         return own.write([delta])
 
 
-def headers_of(caller: Caller, prefix: str) -> tuple[tuple[str, str], ...]:
-    """Return the headers whose names begin with the prefix, each name once. Raises `InvalidRequest`."""
-    if not prefix:
-        return ()
-    found: dict[str, str] = {}
-    for raw_name, raw_value in caller.headers:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip()
-        if name.startswith(prefix) and value:
-            found[name] = f"{found[name]},{value}" if name in found else value
-    if len(found) > MOST_HEADERS:
+def _check_headers(headers: Sequence[tuple[str, str]], prefix: str) -> tuple[tuple[str, str], ...]:
+    """Return a request's headers for nodes. Raises `InvalidRequest` for too many, and for long ones."""
+    if len(headers) > MOST_HEADERS:
         raise InvalidRequest(f"there may be at most {MOST_HEADERS} headers {prefix}*")
-    for name, value in found.items():
+    for name, value in headers:
         if len(name) > LONGEST_HEADER_NAME:
             raise InvalidRequest(f"the name of the header {quoted(name)} is too long")
         if len(value) > LONGEST_HEADER or not (value.isascii() and value.isprintable()):
             message = f"{name}: must be at most {LONGEST_HEADER} printable characters in ASCII"
             raise InvalidRequest(message, param=name)
-    return tuple(found.items())
+    return tuple(headers)
 
 
 def _sampling(dialect: RelayDialect, envelope: Envelope, top_p: float | None) -> Sampling:

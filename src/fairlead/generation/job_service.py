@@ -1,21 +1,20 @@
-"""What the routes share: reading a body, and running jobs.
+"""Jobs of callers: made, charged, in flight, and answered.
 
-Request ids: a job has the id of its caller, which is the `X-Request-Id` of a request. The response, `cancel`
-and the log use this id. If another job in flight has the same id, a suffix is appended; the response's header
-includes it.
+A job has the id of its caller, which is that of an HTTP request, for the response, `cancel` and the log. If
+another job in flight has the same id, a suffix is appended.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
 from secrets import token_hex
-from typing import TypeVar, Unpack
+from typing import NamedTuple, Unpack
 
 import msgspec
 import structlog
 import trio
 
-from fairlead.base.config import Limits
 from fairlead.base.errors import (
     Cancelled,
     Draining,
@@ -26,74 +25,68 @@ from fairlead.base.errors import (
     quoted,
 )
 from fairlead.base.job import Delta, Job
-from fairlead.base.requester import Requester
-from fairlead.dialects import body as bodies
 from fairlead.dialects.dialect import AnswerTimes, RelayDialect, StreamWriter
-from fairlead.dialects.fields import CommonFields
-from fairlead.generation.caller import Caller, JobContent
+from fairlead.generation.caller import MAX_REQUEST_ID_LENGTH, Caller, JobContent
+from fairlead.generation.event_stream import EventStream
 from fairlead.generation.gateway import Answer
 from fairlead.generation.loading import LOADING_DELAY_S, LoadingProgress
-from fairlead.generation.metrics.tenants import TenantNames
 from fairlead.generation.model_access import ModelAccess
 from fairlead.generation.offload import Offload
+from fairlead.generation.pending import PendingAnswer
 from fairlead.generation.services import Services
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.router.dispatch.job_spec import REQUEST_TOKENS
-from fairlead.router.quotas.access import owner_of, priority_of
+from fairlead.router.quotas.access import priority_of
 from fairlead.router.quotas.key_quotas import JobCharge, LocalQuotas
-from fairlead.server.auth.request_auth import MAX_REQUEST_ID_LENGTH
-from fairlead.server.routes.pending import PendingAnswer
-from fairlead.server.routes.request import Request, Response
-from fairlead.server.routes.request_body import BodyMemory
-from fairlead.server.routes.request_caller import identify, owner_so_far, tenant_so_far
-from fairlead.server.routes.scope import scope_of
-from fairlead.server.routes.sse import EventStream, stream_response
-from fairlead.server.routes.unread import UnreadAnswers
-from fairlead.server.routes.uploads import Uploads
-
-Parsed = TypeVar("Parsed")
 
 _SUFFIX_LENGTH = 8
 DRAINING_RETRY_S = 5
 PROBLEMS_NAMED = 5
 
 
+class AnswerNotes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller learns of an answer besides its content.
+
+    estimated_wait_s: The estimate of the wait, in seconds; None: unknown, or the job was not queued.
+    estimated_wait_p90_s: The same with a probability of 90 %.
+    queue_position: The job's place in the queue, from 1; None: it was not queued.
+    translated_from: The dialect of the server whose answer was translated; None: it was not translated.
+    warning: Why arguments of tools do not follow their schemas; "": they do.
+    """
+
+    estimated_wait_s: int | None = None
+    estimated_wait_p90_s: int | None = None
+    queue_position: int | None = None
+    translated_from: str | None = None
+    warning: str = ""
+
+    @classmethod
+    def of(cls, answer: Answer) -> "AnswerNotes":
+        """Return the notes of an answer that has begun."""
+        return cls(
+            estimated_wait_s=answer.estimated_wait_s,
+            estimated_wait_p90_s=answer.estimated_wait_p90_s,
+            queue_position=answer.queue_position,
+            translated_from=answer.deltas.translated_from,
+        )
+
+
+class WrittenAnswer(NamedTuple):
+    """An answer in its dialect: the whole body, or its events as they come."""
+
+    body: bytes | EventStream
+    notes: AnswerNotes
+
+
 class JobService:
-    """The routes' access to the services. Keeps the state that outlives a request: quotas, threads, ids."""
+    """Makes and runs jobs. Keeps the state that outlives a job: quotas, threads, ids in flight."""
 
     def __init__(self, services: Services) -> None:
         self.services = services
         self.quotas = services.quotas or LocalQuotas(services.config.api_keys)
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
-        self.body_memory = BodyMemory(services.config.limits.bodies_bytes)
-        self.uploads = Uploads(services.config.limits)
-        self._tenant_names = TenantNames(services.config)
-        self.unread = UnreadAnswers(services.config.limits.answers_bytes, self._tenant_names.shown)
         self._in_flight: set[str] = set()
-
-    # Reading a request -------------------------------------------------------------------------------
-
-    async def take(self, request: Request, parse: Callable[[bytes, Limits], Parsed]) -> tuple[bytes, Parsed]:
-        """Return the raw and the parsed body. Raises as `IncomingBody.read` and `Offload.parse` do."""
-        body = await request.read()
-        request.body_bytes = len(body)
-        return body, await self.offload.parse(tenant_so_far(request), body, parse)
-
-    async def read(self, request: Request, decoder: msgspec.json.Decoder[Parsed]) -> Parsed:
-        """Return the parsed body. Raises as `take` does."""
-        return (await self.take(request, lambda body, limits: bodies.parse(body, decoder, limits)))[1]
-
-    def identify(self, request: Request, envelope: CommonFields | None = None) -> Caller:
-        """Return the caller of a request, as `request_caller.identify` does."""
-        return identify(request, self.services.config.queue, envelope)
-
-    def requester(self, request: Request) -> Requester:
-        """Return who sends the request, for what it ends, and for the log lines about what it changes."""
-        tenant, key = self._tenant_names.shown(tenant_so_far(request)), owner_of(request.api_key)
-        return Requester(tenant, key, request.request_id, owner_so_far(request))
-
-    # Running the job of a caller ---------------------------------------------------------------------
 
     def priority(self, caller: Caller) -> int:
         """Return the caller's priority class. Raises as `priority_of` does."""
@@ -130,15 +123,15 @@ class JobService:
 
     async def collect(
         self, caller: Caller, job: Job, *, times: AnswerTimes | None = None
-    ) -> tuple[list[Delta], dict[str, str]]:
-        """Run the job to its end. Return one delta per choice, and the response headers about the answer.
+    ) -> tuple[list[Delta], AnswerNotes]:
+        """Run the job to its end. Return one delta per choice, and what else is known of the answer.
 
         `times` records when the answer began. Raises a `FairleadError`.
         """
         job, charge, pending = await self._admit(caller, job, times)
         await self._serve(caller, job, charge, pending)
         answer = await pending.get()
-        return await _collect(answer.deltas, job.sequences), answer_headers(answer)
+        return await _collect(answer.deltas, job.sequences), AnswerNotes.of(answer)
 
     async def stream(
         self,
@@ -149,7 +142,7 @@ class JobService:
         *,
         loading: LoadingProgress | None = None,
         times: AnswerTimes | None = None,
-    ) -> Response:
+    ) -> WrittenAnswer:
         """Start the job; return its stream at the first delta, or when `keep_alive_s` has passed.
 
         With `loading` to report, the stream begins after `LOADING_DELAY_S`. Raises a `FairleadError` until
@@ -171,21 +164,46 @@ class JobService:
             unread=caller.unread,
         )
         if pending.is_available:
-            return stream_response(body, answer_headers(await pending.get()))
+            return WrittenAnswer(body, AnswerNotes.of(await pending.get()))
         now = await waiting()
-        headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
-        return stream_response(body, headers)
+        if now is None:
+            return WrittenAnswer(body, AnswerNotes())
+        notes = AnswerNotes(estimated_wait_s=now.estimated_wait_s, queue_position=now.position)
+        return WrittenAnswer(body, notes)
 
     async def start(
         self, caller: Caller, job: Job, *, times: AnswerTimes | None = None
     ) -> tuple[Job, PendingAnswer]:
-        """Start the job in a task; the route reads the answer as it arrives.
+        """Start the job in a task; the caller reads the answer as it arrives.
 
         Return the job with its final request id, and its pending answer. Raises `RateLimited`.
         """
         job, charge, pending = await self._admit(caller, job, times)
         caller.nursery.start_soon(self._serve, caller, job, charge, pending)
         return job, pending
+
+    @asynccontextmanager
+    async def charge(
+        self, caller: Caller, tokens: int, param: str, *, is_estimate: bool = False
+    ) -> AsyncIterator[JobCharge]:
+        """Charge the caller's key for the block as for a job; refund it if the block refuses the request.
+
+        tokens: What is charged.
+        param: The field of the request that they come from, for errors.
+        is_estimate: The block corrects the charge.
+
+        Raises as `KeyQuotas.admit` does.
+        """
+        charge = await self.quotas.admit(
+            caller.api_key, prompt_tokens=tokens, is_estimate=is_estimate, param=param
+        )
+        try:
+            yield charge
+        except FairleadError:
+            charge.refund()
+            raise
+        finally:
+            charge.end()
 
     async def _admit(
         self, caller: Caller, job: Job, times: AnswerTimes | None
@@ -225,7 +243,7 @@ class JobService:
         """Return the problems of the nodes with the model if none is up; only operators see them."""
         if caller.api_key is not None and not caller.api_key.has_role("operator"):
             return ""
-        seen = scope_of(self.services, caller.api_key).of_nodes(self.services.fleet.nodes())
+        seen = self.services.scope_of(caller.api_key).of_nodes(self.services.fleet.nodes())
         nodes = [node for node in seen if model in node.models]
         if any(node.state == "up" for node in nodes):
             return ""
@@ -246,18 +264,6 @@ async def _collect(deltas: Deltas, choices: int) -> list[Delta]:
             if delta.index < choices:
                 merged[delta.index].merge(delta)
     return merged
-
-
-def answer_headers(answer: Answer) -> dict[str, str]:
-    """Return the response headers about a job's wait, if it did wait, and about a translated answer."""
-    headers = _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
-    translated_from = answer.deltas.translated_from
-    return headers if translated_from is None else {**headers, "X-Fairlead-Translated": translated_from}
-
-
-def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -> dict[str, str]:
-    headers = {"X-Estimated-Wait": wait_s, "X-Queue-Position": position, "X-Estimated-Wait-P90": wait_p90_s}
-    return {name: str(value) for name, value in headers.items() if value is not None}
 
 
 def _is_refusal(error: BaseException | None) -> bool:
