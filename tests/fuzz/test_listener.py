@@ -85,11 +85,11 @@ def direct_app() -> Callable[..., Awaitable[None]]:
         deltas.put(Delta(0, finish_reason="stop"))
 
     auth = RequestAuth(Authenticator(()), LocalQuotas(()), OriginPolicy("127.0.0.1"))
-    routes = GenerationRoutes(auth, {"/": route})
+    routes = GenerationRoutes(auth)
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
-            await routes({**scope, "path": "/"}, receive, send)
+            await routes(route, {**scope, "path": "/"}, receive, send)
 
     return app
 

@@ -11,8 +11,10 @@ from structlog.testing import capture_logs
 from fairlead.base.config import NO_OPERATOR, ApiKey, Config, ConfigError, Limits, ModelConfig, NodeConfig
 from fairlead.server import asgi
 from fairlead.server.asgi import AsgiApp, create_app
+from fairlead.server.routes.request import json_response
 from fairlead.server.routes.routes import Application
 
+BLOCKED = "/version"
 EMPTY = Config(models=())
 
 
@@ -95,13 +97,10 @@ async def test_all_routes_belong_to_the_quart_application():
     app = create_app(EMPTY)
     async with app.test_app():
         assert isinstance(app._quart, Application)
-        endpoints = {
-            rule.rule: app._quart.view_functions[rule.endpoint] for rule in app._quart.url_map.iter_rules()
-        }
-        assert {"/v1/chat/completions", "/v1/embeddings", "/tokenize", "/metrics", "/"} <= set(endpoints)
-        assert all(map(callable, endpoints.values()))
-        scope = {"type": "http", "method": "POST", "path": "/tokenize"}
-        assert not app._quart.generation_routes.serves(scope)
+        paths = {path for _, path in app._quart._views}
+        assert {"/v1/chat/completions", "/v1/embeddings", "/tokenize", "/metrics", "/"} <= paths
+        assert all(map(callable, app._quart._views.values()))
+        assert not app._quart._bypasses_quart
 
 
 async def test_client_without_a_lifespan_is_refused():
@@ -190,14 +189,14 @@ async def running_request(app, path: str, answered: list):
 
 
 def blocked_route(app: AsgiApp) -> trio.Event:
-    """Add a route that answers once the event is set."""
+    """Give a route a view that answers once the event is set."""
     unblock = trio.Event()
 
-    async def blocked():
+    async def blocked(_request):
         await unblock.wait()
-        return {"blocked": False}
+        return json_response({"blocked": False})
 
-    app._quart.add_url_rule("/blocked", view_func=blocked)
+    app._quart._views["GET", BLOCKED] = blocked
     return unblock
 
 
@@ -207,7 +206,7 @@ async def test_shutdown_waits_for_running_requests(autojump_clock):
         nursery.start_soon(server.run, app)
         await server.has_sent.wait()
         unblock = blocked_route(app)
-        async with running_request(app, "/blocked", answered):
+        async with running_request(app, BLOCKED, answered):
             server.shut_down()
             await trio.sleep(20)
             assert [message["type"] for message in server.messages] == ["lifespan.startup.complete"]
@@ -222,7 +221,7 @@ async def test_request_beyond_the_drain_timeout_gets_503(autojump_clock):
         nursery.start_soon(server.run, app)
         await server.has_sent.wait()
         blocked_route(app)
-        async with running_request(app, "/blocked", answered):
+        async with running_request(app, BLOCKED, answered):
             server.shut_down()
             began = trio.current_time()
     assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
@@ -257,7 +256,7 @@ async def test_failure_of_the_server_is_raised_in_the_lifespan_and_ends_requests
             await server.has_sent.wait()
             blocked_route(app)
             with trio.CancelScope(shield=True):
-                async with running_request(app, "/blocked", answered):
+                async with running_request(app, BLOCKED, answered):
                     fails.set()
     assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
     status, body = await call(app)

@@ -31,9 +31,6 @@ def prepare() -> None:
     from simulation import entropy
 
     entropy.install()
-    import shared_rules
-
-    shared_rules.install()
 
     from simulation.deployment import ENGINES
     from simulation.parent import model_folder, text

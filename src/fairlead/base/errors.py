@@ -117,10 +117,11 @@ class ModelNotFound(NotFound):
 
 
 class MethodNotAllowed(FairleadError):
-    """The route exists, but not with this method."""
+    """The route exists, but not with this method. `allowed`: the methods that it has."""
 
     status = 405
     code = "method_not_allowed"
+    allowed: tuple[str, ...] = ()
 
 
 class NotServed(FairleadError):

@@ -16,7 +16,6 @@ from random import Random, SystemRandom
 
 import trio
 
-import shared_rules
 from fairlead.base.config import CommandConfig, Config, LruSwap, ModelConfig, QueueConfig, demonstration_model
 from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta, Job, Sampling
@@ -35,7 +34,6 @@ FAKE_CHILD = (sys.executable, str(Path(__file__).parents[2] / "engine" / "worker
 STUB = (sys.executable, str(Path(__file__).parents[2] / "nodes" / "stub_server.py"), "--port")
 ONE_AT_A_TIME = LruSwap(max_loaded=1)
 _numbers = itertools.count()
-shared_rules.install()
 
 
 @cache

@@ -14,7 +14,6 @@ import trio
 import trio.testing
 from structlog.testing import LogCapture
 
-import shared_rules
 from fairlead.base.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
 from fairlead.base.errors import Cancelled, FairleadError
 from fairlead.base.job import Delta, Job
@@ -41,8 +40,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 LINES = ["hello world", "the quick brown fox", "<|user|>hello<|assistant|>", "one two three"]
-
-shared_rules.install()
 
 
 @pytest.fixture(scope="session")

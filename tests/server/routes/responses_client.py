@@ -69,7 +69,7 @@ def in_steps(client: Client, wait_s: float, *pauses: float) -> None:
 async def stored_as(name: str, client: Client, *, headers: Any = ()) -> None:
     """Keep a response in the background that has ended, under this id, in place of any earlier one."""
     assert isinstance(client.app, Application)
-    store = client.app.generation_routes._views[PATH].__self__.store  # type: ignore[attr-defined]
+    store = client.app._views["POST", PATH].__self__.store  # type: ignore[attr-defined]
     for earlier in list(store._responses.values()):
         store.remove(earlier)
     answer = await created(client, headers=headers)

@@ -36,11 +36,11 @@ async def echo(request: Request) -> Response:
 def direct(bodies, route=echo):
     """Return an app with one route that bypasses Quart; tenants are the users that requests name."""
     auth = RequestAuth(Authenticator(()), LocalQuotas(()), OriginPolicy("127.0.0.1"))
-    routes = GenerationRoutes(auth, {"/": route}, bodies)
+    routes = GenerationRoutes(auth, bodies)
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
-            await routes(scope, receive, send)
+            await routes(route, scope, receive, send)
 
     return app
 

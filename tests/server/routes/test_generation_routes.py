@@ -34,11 +34,11 @@ COMPLETIONS = "/v1/completions"
 def served(route) -> object:
     """Return an app with this one route, at every path and for every method."""
     auth = RequestAuth(Authenticator(()), LocalQuotas(()), OriginPolicy("127.0.0.1"))
-    routes = GenerationRoutes(auth, {"/": route})
+    routes = GenerationRoutes(auth)
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
-            await routes({**scope, "path": "/"}, receive, send)
+            await routes(route, {**scope, "path": "/"}, receive, send)
 
     return app
 

@@ -1,22 +1,30 @@
 """Every route has one spelling. Any other is a 404 in JSON for every method."""
 
+import re
+from operator import attrgetter
 from urllib.parse import unquote
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from werkzeug.exceptions import MethodNotAllowed, NotFound
+from werkzeug.routing import Map, Rule
 
 from fairlead.base.config import ApiKey
-from fairlead.server.routes.paths import Paths, without_root
+from fairlead.server.routes.paths import RouteMatcher, without_root
+from fairlead.server.routes.route import Route
+from fairlead.server.routes.route_table import ROUTES
 from server.routes.conftest import Client, client_of
 from server.routes.raw_http import get, post, serving
 
 METHODS = ("GET", "POST", "DELETE", "OPTIONS", "BREW")
 NAMES = {
-    "<path:name>": "small",
-    "<path:request_id>": "mine",
-    "<path:response_id>": "resp_1",
-    "<path:node_id>": "big",
-    "<path:upstream_path>": "small/x",
-    "<path:digest>": "sha256:12",
+    "{name}": "small",
+    "{request_id}": "mine",
+    "{response_id}": "resp_1",
+    "{node_id}": "big",
+    "{upstream_path}": "small/x",
+    "{digest}": "sha256:12",
 }
 
 
@@ -65,11 +73,11 @@ def misspelled(path: str) -> set[str]:
 def paths_of(app) -> set[str]:
     """Return a path of every route that the application has."""
     found = set()
-    for rule in app.url_map.iter_rules():
-        path = rule.rule
+    for _, routed in app._views:
+        path = routed
         for placeholder, name in NAMES.items():
             path = path.replace(placeholder, name)
-        assert "<" not in path
+        assert "{" not in path
         found.add(path)
     return found
 
@@ -146,19 +154,78 @@ async def test_malformed_query_causes_no_failure(client):
     "path", ["/", "/v1/models", "/v1/models/" + "x" * 60_000, "/a.b/..c/.d/...", "/~a!$&'()*+,;=:@"]
 )
 def test_plain_paths_are_routed(path):
-    assert Paths(()).has(path.encode(), path)
+    assert RouteMatcher(()).is_spelled(path.encode(), path)
 
 
 def test_raw_path_may_be_missing():
-    paths = Paths(["/v1/models/{name}"])
-    assert paths.has(None, "/v1/models/a b")
-    assert not paths.has(None, "/v1//models")
+    matcher = RouteMatcher(ROUTES)
+    assert matcher.match("GET", None, "/v1/models/a b").parameters == {"name": "a b"}
+    assert matcher.match("GET", None, "/v1//models").route is None
 
 
 def test_long_hostile_paths_are_refused_quickly():
+    matcher = RouteMatcher(ROUTES)
     for piece in ("/", "/.", "%2", "/%2e", "/a%", "a%2f"):
         path = "/v1/models/" + piece * 30_000
-        assert not Paths(["/v1/models/{name}"]).has(path.encode() + b"\\", path)
+        assert matcher.match("GET", path.encode() + b"\\", path).route is None
+    for piece in ("/logs", "/a/logs", "/drain", "/cancel"):
+        path = "/models/" + (piece * 30_000).strip("/") + "/x"
+        assert matcher.match("GET", path.encode(), path).parameters == {"name": path.removeprefix("/models/")}
+
+
+# The matcher, and Werkzeug's as its oracle ----------------------------------------------------------
+
+WORDS = sorted(
+    {word for route in ROUTES for word in route.path.strip("/").split("/") if word and "{" not in word}
+)
+METHODS_ASKED = st.sampled_from(["GET", "HEAD", "POST", "DELETE", "PUT", "BREW"])
+PATHS = st.lists(st.sampled_from([*WORDS, "small", "a b", "é"]), min_size=1, max_size=6).map(
+    lambda words: "/" + "/".join(words)
+)
+
+
+def oracle() -> Map:
+    """Return Werkzeug's table of the same routes."""
+    rules = [
+        Rule(re.sub(r"\{(\w+)\}", r"<path:\1>", route.path), endpoint=index, methods=[route.method])
+        for index, route in enumerate(ROUTES)
+    ]
+    return Map(rules, merge_slashes=False)
+
+
+def matched(table: Map, method: str, path: str) -> tuple[Route | None, dict[str, str], tuple[str, ...]]:
+    adapter = table.bind("localhost", path_info=path)
+    try:
+        index, parameters = adapter.match(method=method)
+    except (NotFound, MethodNotAllowed):
+        return None, {}, tuple(sorted(adapter.allowed_methods()))
+    return ROUTES[index], parameters, ()
+
+
+@given(
+    st.sampled_from(["GET", "HEAD", "POST", "DELETE", "PUT", "BREW"]),
+    PATHS | st.sampled_from(ROUTES).map(attrgetter("path")),
+)
+@example("GET", "/models/a/b/logs")
+@example("GET", "/models/load")
+@example("POST", "/models/other")
+@example("DELETE", "/nodes/a/drain")
+def test_matcher_finds_what_werkzeug_finds(method, path):
+    path = path.replace("{", "").replace("}", "")
+    found = MATCHER.match(method, None, path)
+    route, parameters, methods = matched(ORACLE, method, path)
+    assert (found.route, dict(found.parameters)) == (route, parameters)
+    if route is None:
+        assert set(found.methods) - {"OPTIONS"} == set(methods)
+
+
+ORACLE, MATCHER = oracle(), RouteMatcher(ROUTES)
+
+
+def test_request_for_options_gets_the_methods_of_all_routes_of_its_path():
+    assert MATCHER.match("OPTIONS", None, "/nodes").methods == ("GET", "HEAD", "OPTIONS", "POST")
+    assert MATCHER.match("OPTIONS", None, "/models/load").methods == ("GET", "HEAD", "OPTIONS", "POST")
+    assert MATCHER.match("OPTIONS", None, "/nowhere").methods == ()
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def gate(model, monkeypatch):
 
 
 def turns_of(client):
-    return client.app.generation_routes._views[TOKENIZE].__self__._jobs.offload._encoding.turns
+    return client.app._views["POST", TOKENIZE].__self__._jobs.offload._encoding.turns
 
 
 async def test_one_tenants_long_texts_do_not_delay_anothers(client_with, gate):

@@ -18,7 +18,6 @@ from fairlead.base.errors import (
     MethodNotAllowed,
     ModelUnloaded,
     NodeRefused,
-    NotFound,
     UnknownCoding,
 )
 from fairlead.base.formats.content_coding import REQUEST_CODINGS
@@ -31,7 +30,6 @@ from fairlead.server.routes.request import Response, json_response
 # 429, 503 and `unloaded` have a Retry-After header even where the error has no estimate.
 DEFAULT_RETRY_AFTER_S = 2
 
-NO_ROUTE = "there is no such route"
 OLLAMA = "/api/"
 
 ErrorForm = RelayDialect | OpenAIErrors | OllamaErrors
@@ -61,8 +59,6 @@ def error_response(raised: Exception, form: ErrorForm, public: FairleadError | N
     """
     error = public or public_error(raised)
     headers = _headers(error)
-    if isinstance(raised, werkzeug.MethodNotAllowed):
-        headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
     if isinstance(error, NodeRefused) and error.body:
         return json_response(error.body, error.status, headers)
     return json_response(form.error_body(error), error.status, headers)
@@ -71,10 +67,6 @@ def error_response(raised: Exception, form: ErrorForm, public: FairleadError | N
 def public_error(raised: Exception) -> FairleadError:
     """Return the error that a client may see, as `hide_bug` does, also for errors of HTTP."""
     match raised:
-        case werkzeug.NotFound():
-            return NotFound(NO_ROUTE)
-        case werkzeug.MethodNotAllowed():
-            return MethodNotAllowed("this route has other methods")
         case werkzeug.RequestEntityTooLarge():
             return BodyTooLarge("the body is too large")
         case werkzeug.RequestTimeout():
@@ -97,6 +89,8 @@ def _headers(error: FairleadError) -> dict[str, str]:
     headers = {name: str(value) for name, value in hints.items() if value is not None}
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.allowed)
     if isinstance(error, UnknownCoding):
         headers["Accept-Encoding"] = ", ".join(error.known or REQUEST_CODINGS)  # RFC 9110, 12.5.3
     if error.status == 401:

@@ -73,8 +73,6 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
                 await self._send_response(send, await self._error_page(request, failure))
             elif failure is not None and not isinstance(failure, CutStream):
                 raise failure
-            # A route that was not found is an exception. Its frames refer to the request: a reference cycle.
-            request.routing_exception = None
 
     async def _send_response(self, send: Any, response: Any) -> None:
         """Send the response. It may take any time as long as the client reads."""

@@ -8,7 +8,7 @@ A request's lifetime is as in `exchange`. All work for it runs in its nursery, w
 client disconnects and when the response is complete. A truncated response ends the connection.
 """
 
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable
 from typing import Any
 
 import trio
@@ -25,42 +25,28 @@ from fairlead.server.routes.unread import UnreadAnswers
 
 
 class GenerationRoutes:
-    """An ASGI app for POST to a few exact paths.
+    """Runs views without Quart.
 
-    Bodies count against `body_memory`, responses that wait for their clients against `unread`.
+    auth: The checks before each view.
+    body_memory: Counts the bodies of requests.
+    error_formats: The forms of errors.
+    unread: Counts what of responses waits for clients.
     """
 
     def __init__(
         self,
         auth: RequestAuth,
-        views: Mapping[str, View],
         body_memory: BodyMemory | None = None,
         error_formats: ErrorFormats | None = None,
         unread: UnreadAnswers | None = None,
     ) -> None:
         self._auth = auth
         self._error_formats = error_formats or ErrorFormats(())
-        self._views = views
         self._body_memory = body_memory or BodyMemory(Limits().bodies_bytes)
         self._unread = unread or UnreadAnswers(Limits().answers_bytes)
 
-    def serves(self, scope: Any) -> bool:
-        """Return whether a request is for one of the paths. Quart handles other methods of their paths."""
-        return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._views
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Respond to the request, or return without a response if its client disconnects first."""
-        await self._run(self._views[scope["path"]], scope, receive, send)
-
-    async def refuse(self, error: Exception, scope: Any, receive: Any, send: Any) -> None:
-        """Respond with this error, after the checks that precede every view."""
-
-        async def fail(_request: Request) -> Response:
-            raise error
-
-        await self._run(fail, scope, receive, send)
-
-    async def _run(self, view: View, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, view: View, scope: Any, receive: Any, send: Any) -> None:
+        """Respond with the view, or return without a response if the client disconnects first."""
         exchange = _Exchange(
             self._auth, self._error_formats, self._body_memory, self._unread, scope, receive, send
         )
@@ -68,6 +54,14 @@ class GenerationRoutes:
             await exchange.run(view)
         finally:
             exchange.dispose()
+
+    async def refuse(self, error: Exception, scope: Any, receive: Any, send: Any) -> None:
+        """Respond with this error, after the checks that precede every view."""
+
+        async def fail(_request: Request) -> Response:
+            raise error
+
+        await self(fail, scope, receive, send)
 
 
 class _Exchange:

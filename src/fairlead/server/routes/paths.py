@@ -1,7 +1,7 @@
-"""The one accepted spelling of each routed path. Any other is a 404: nothing is redirected or rewritten.
+"""Which route a request has. No other module decides that, with Quart or without it.
 
-All readers of a path must agree: the generating routes and Quart, and also a proxy that hides some paths from
-its clients. So the raw path (RFC 3986, 3.3)
+Each routed path has one accepted spelling. Any other is a 404: nothing is redirected or rewritten, so that a
+proxy which hides some paths from its clients hides them in every spelling. The raw path (RFC 3986, 3.3)
 
 - begins with one slash, ends in none unless it is `/`, and has no empty, `.` or `..` segment, escaped or not;
 - has no unescaped character that a URL must escape, such as a backslash;
@@ -12,16 +12,24 @@ its clients. So the raw path (RFC 3986, 3.3)
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
+
+from fairlead.base.errors import FairleadError, MethodNotAllowed, NotFound
+from fairlead.server.routes.route import PARAMETER, Route
 
 _CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
 _PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
 _ESCAPED = re.compile(rb"(?:/(?:[%b]|%%[0-9A-Fa-f]{2})+)+" % _CHARACTERS)
 
-_UPSTREAM = b"/upstream/"
+UPSTREAM = "/upstream/"
+"""Paths below it are those of a command's own server, after the model's name."""
+
+_UPSTREAM = UPSTREAM.encode()
+_NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 # Comparing takes time in the product of both lengths, and a flood of unknown paths must stay cheap.
 COMPARED_LENGTH = 64
 
@@ -33,14 +41,79 @@ def nearest_route(path: str, routes: Collection[str]) -> str | None:
     return next(iter(get_close_matches(path.rstrip("/") or "/", routes, n=1)), None)
 
 
-class Paths:
-    """The check of a path's spelling. `routes` are the paths of the route table."""
+class Match(NamedTuple):
+    """The route of a request, or what its path has instead.
 
-    def __init__(self, routes: Iterable[str]) -> None:
-        self._before_names = tuple({path.partition("{")[0].encode() for path in routes if "{" in path})
+    route: None: the path has no route, or none for the method. For OPTIONS the first route of the path.
+    parameters: The variable parts of the path, by name.
+    methods: Those of the path, sorted, with HEAD and OPTIONS; empty: it has no route, or this was not needed.
+    """
 
-    def has(self, raw_path: bytes | None, path: str) -> bool:
-        """Return whether a path may be routed. ASGI servers may omit the raw path."""
+    route: Route | None = None
+    parameters: Mapping[str, str] = _NO_PARAMETERS
+    methods: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> FairleadError:
+        """The error of a request without a route."""
+        if not self.methods:
+            return NotFound("there is no such route")
+        error = MethodNotAllowed("this route has other methods")
+        error.allowed = self.methods
+        return error
+
+
+_NO_MATCH = Match()
+
+
+class RouteMatcher:
+    """Finds the routes of requests.
+
+    Of several routes whose paths fit, that with the most fixed characters is found: `GET /models/a/logs` is
+    `/models/{name}/logs`, not `/models/{name}` with the name `a/logs`. A route with another method is passed
+    over: `GET /models/load` asks for a model of that name, because only `POST /models/load` is a route.
+    """
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes: dict[str, list[Route]] = {}
+        patterns: dict[str, list[Route]] = {}
+        for route in routes:
+            paths = patterns if route.parameters else self._routes
+            paths.setdefault(route.path, []).append(route)
+        # The usual case, in a flood of requests too, is one look-up.
+        self._matches = {
+            (route.method, path): Match(route) for path, found in self._routes.items() for route in found
+        }
+        ordered = sorted(patterns, key=lambda path: len(PARAMETER.sub("", path)), reverse=True)
+        self._patterns = [(_pattern(path), patterns[path]) for path in ordered]
+        self._before_names = tuple({path.partition("{")[0].encode() for path in patterns})
+
+    def match(self, method: str, raw_path: bytes | None, path: str) -> Match:
+        """Return the match of a request. ASGI servers may omit the raw path."""
+        if not self.is_spelled(raw_path, path):
+            return _NO_MATCH
+        return self._matches.get((method, path)) or self._search(method, path)
+
+    def _search(self, method: str, path: str) -> Match:
+        wanted = "GET" if method == "HEAD" else method
+        found: Match | None = None
+        methods = set()
+        for route, parameters in self._candidates(path):
+            if found is None and wanted in (route.method, "OPTIONS"):
+                found = Match(route, parameters)
+            methods |= {route.method, "OPTIONS"} | ({"HEAD"} if route.method == "GET" else set())
+        return (found or _NO_MATCH)._replace(methods=tuple(sorted(methods)))
+
+    def _candidates(self, path: str) -> Iterator[tuple[Route, Mapping[str, str]]]:
+        for route in self._routes.get(path, ()):
+            yield route, _NO_PARAMETERS
+        for pattern, routes in self._patterns:
+            if found := pattern.fullmatch(path):
+                for route in routes:
+                    yield route, found.groupdict()
+
+    def is_spelled(self, raw_path: bytes | None, path: str) -> bool:
+        """Return whether a path has the accepted spelling, so that it may have a route."""
         raw = quote(path).encode() if raw_path is None else raw_path
         if raw.startswith(_UPSTREAM) and raw != _UPSTREAM:
             raw = raw.removesuffix(b"/")
@@ -55,6 +128,14 @@ class Paths:
         except UnicodeDecodeError:
             return False
         return all(segment.isprintable() and segment not in {".", ".."} for segment in segments)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Return the pattern of a path with parameters, which may contain slashes, but not begin with one."""
+    pieces = PARAMETER.split(path)  # fixed texts and names in turn
+    pieces[::2] = map(re.escape, pieces[::2])
+    pieces[1::2] = (f"(?P<{name}>[^/].*?)" for name in pieces[1::2])
+    return re.compile("".join(pieces))
 
 
 def without_root(scope: dict[str, Any]) -> dict[str, Any]:

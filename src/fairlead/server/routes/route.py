@@ -16,7 +16,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 VERSION = "/v1"
 ERRORS_OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
-_PARAMETER = re.compile(r"\{(\w+)\}")
+PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Permission(Enum):
@@ -95,14 +95,9 @@ class Route:
     query: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def rule(self) -> str:
-        """The path in Quart's notation."""
-        return _PARAMETER.sub(r"<path:\1>", self.path)
-
-    @property
     def parameters(self) -> list[str]:
         """The names of the path's parameters."""
-        return _PARAMETER.findall(self.path)
+        return PARAMETER.findall(self.path)
 
     @property
     def error_statuses(self) -> list[int]:

@@ -1,7 +1,7 @@
 """The route table: every method and path that the server has.
 
-Quart's rules, the routes that are handled without it, authentication, the check of paths and the OpenAPI
-document come from this table. A new dialect is its module in `dialects`, and its row here.
+The matcher of paths (`paths`), the routes that are handled without Quart, authentication and the OpenAPI
+document read this table. A new dialect is its module in `dialects`, and its row here.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,6 +32,7 @@ from fairlead.server.routes.metrics import Metrics
 from fairlead.server.routes.models import ModelRoutes
 from fairlead.server.routes.ollama_table import OLLAMA_ROUTES
 from fairlead.server.routes.openapi import OpenApi
+from fairlead.server.routes.paths import UPSTREAM
 from fairlead.server.routes.queue import QueueRoutes
 from fairlead.server.routes.route import (
     ERRORS_OF_JOBS,
@@ -168,7 +169,7 @@ _MODELS = group(
     *(
         Route(
             method=method,
-            path="/upstream/{upstream_path}",
+            path=f"{UPSTREAM}{{upstream_path}}",
             view=UpstreamRoute.relay,
             permission=Permission.KEY,
             summary="Relay any request to a command's own server: the model's name, then the path there.",

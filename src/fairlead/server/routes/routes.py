@@ -1,10 +1,10 @@
-"""The application: the route table in Quart, and the checks of each request before its view.
+"""The application: it finds the route of each request, checks the request, and runs the route's view.
 
 With our own listener, `GenerationRoutes` handles the direct routes and Quart all others. Under another ASGI
-server Quart handles all. `Paths` decides for both which spellings of a path exist.
+server Quart handles all. `RouteMatcher` finds the route for both: Quart has one rule, for all views.
 """
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -12,8 +12,7 @@ from quart import Response as QuartResponse
 from quart import g
 from quart.globals import request_ctx
 from quart_trio import QuartTrio
-from werkzeug import exceptions as werkzeug
-from werkzeug.routing import Map
+from werkzeug.routing import Rule
 
 from fairlead.base.config import ApiKey
 from fairlead.generation.job_service import JobService
@@ -28,8 +27,8 @@ from fairlead.server.listener.forwarded import FORWARDED, TrustedProxies
 from fairlead.server.routes.errors import ErrorFormats, error_response, public_error
 from fairlead.server.routes.exchange import Exchange, FairleadRequest, quart_response, read_body
 from fairlead.server.routes.generation_routes import GenerationRoutes
-from fairlead.server.routes.paths import Paths, without_root
-from fairlead.server.routes.request import Request, Response, View
+from fairlead.server.routes.paths import Match, RouteMatcher, without_root
+from fairlead.server.routes.request import Request, Response
 from fairlead.server.routes.request_caller import tenant_so_far
 from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.route import Permission, Route
@@ -37,39 +36,26 @@ from fairlead.server.routes.route_table import ROUTES, dialects_of
 from fairlead.server.routes.views import Views
 
 
-class Match:
-    """The route of a request, or the reason why it has none; used instead of Quart's adapter."""
+class _Adapter:
+    """What Quart asks for the route of a request, in place of Werkzeug's table: the one rule that it has.
 
-    def __init__(self, url_map: Map, scope: Any, *, has_path: bool) -> None:
-        # Quart's own adapter also reads `Host`, and fails for names that DNS does not allow.
-        self._adapter = url_map.bind("localhost", default_method=scope["method"], path_info=scope["path"])
-        self.error: werkzeug.HTTPException | None = None if has_path else werkzeug.NotFound()
-        self.rule: Any = None
-        self.parameters: Mapping[str, str] = {}
-        if has_path:
-            try:
-                self.rule, self.parameters = self._adapter.match(return_rule=True)
-            except werkzeug.HTTPException as error:
-                error.__context__ = error.__traceback__ = None  # their frames refer to it: a reference cycle
-                self.error = error
+    rule: The rule whose view runs that of the matched route.
+    """
 
-    def match(self, *, return_rule: bool) -> tuple[Any, Mapping[str, str]]:
-        """Return the rule and the path's parameters, as Werkzeug's adapter does. Raises `HTTPException`."""
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def match(self, *, return_rule: bool) -> tuple[Rule, dict[str, str]]:
+        """Return the rule. The path's parameters are in the request."""
         assert return_rule
-        if self.error is not None:
-            raise self.error
-        return self.rule, self.parameters
-
-    def allowed_methods(self) -> Iterable[str]:
-        """Return the methods that the path has."""
-        return self._adapter.allowed_methods()
+        return self._rule, {}
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
-    """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
+    """Quart with our own routes, exchange and request. Holds nothing to be closed.
 
     With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart. A flood
-    of them would cost more in Quart. Quart has the rules of all routes in any case.
+    of them would cost more in Quart, which can handle all.
     """
 
     asgi_http_class = Exchange
@@ -82,14 +68,13 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self.config["RESPONSE_TIMEOUT"] = None  # only the gateway limits the time
         self.config["BODY_TIMEOUT"] = None  # `read_body` has its own, and a bound on the size
         self.config["MAX_CONTENT_LENGTH"] = None
-        self.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
         self._limits = services.config.limits
         self._bypasses_quart = bypasses_quart
         self._jobs = JobService(services)
         self._reader = RequestReader(self._jobs)
         self._authenticator = Authenticator(services.config.api_keys)
         self._cors = Cors(services.config.cors.origins)
-        self._paths = Paths(route.path for route in routes)
+        self.matcher = RouteMatcher(routes)
         self._error_formats = ErrorFormats(dialects_of(routes))
         self._auth = RequestAuth(
             self._authenticator,
@@ -102,10 +87,17 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
         self.callers = Callers(TrustedProxies(services.config.trusted_proxies), self._auth.line_of)
-        self._permissions: dict[str, Permission] = {}
         views = Views(services, routes, self._reader, self._auth, self._cors)
         self.counts = views.counts
-        self._add_routes(views, routes)
+        assert all(route.permission is Permission.KEY for route in routes if route.is_direct)
+        self._views = {(route.method, route.path): views.of(route) for route in routes}
+        self.generation_routes = GenerationRoutes(
+            self._auth, self._reader.body_memory, self._error_formats, self._reader.unread
+        )
+        self.add_url_rule("/", "view", self._respond, provide_automatic_options=False)
+        (rule,) = self.url_map.iter_rules()
+        self._adapter = _Adapter(rule)
+        self._serve_tasks(views)
         self.before_request(self._enter)
         self.register_error_handler(Exception, self._fail)
         self.after_request(self._add_headers)
@@ -119,19 +111,18 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             scope = without_root(scope) if scope.get("root_path") else scope
             scope = {**scope, "state": {**scope.get("state", {}), "limits": self._limits}}
             scope |= self._client(scope)
-        has_path = self._paths.has(scope.get("raw_path"), scope["path"])
-        if has_path and self.generation_routes.serves(scope):
-            await self.generation_routes(scope, receive, send)
-            return
-        match = Match(self.url_map, scope, has_path=has_path)
-        if match.error is not None and self._bypasses_quart:
+        match = self.matcher.match(scope["method"], scope.get("raw_path"), scope["path"])
+        route = match.route
+        if not self._bypasses_quart or (route is not None and not _is_direct(route, scope)):
+            await super().__call__({**scope, "match": match}, receive, send)
+        elif route is None:
             await self.generation_routes.refuse(match.error, scope, receive, send)
         else:
-            await super().__call__({**scope, "match": match}, receive, send)
+            await self.generation_routes(self._views[route.method, route.path], scope, receive, send)
 
     def create_url_adapter(self, request: Any) -> Any:
-        """Return the `Match` that `__call__` has found."""
-        return request.scope["match"] if request is not None else super().create_url_adapter(None)
+        """Return the adapter to the one rule."""
+        return self._adapter if request is not None else super().create_url_adapter(None)
 
     def _client(self, scope: Any) -> dict[str, Any]:
         """Return the changes of another server's scope for the client behind trusted proxies."""
@@ -146,23 +137,8 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._jobs.quotas.change(api_keys)
         self._authenticator.change(api_keys)
 
-    def _add_routes(self, views: Views, routes: Sequence[Route]) -> None:
-        """Add a rule for each route. Run the views' own tasks while the application is served."""
-        direct: dict[str, View] = {}
-        for route in routes:
-            endpoint, view = f"{route.method} {route.path}", views.of(route)
-            self._permissions[endpoint] = route.permission
-            self.add_url_rule(route.rule, endpoint, partial(_run, view), methods=[route.method])
-            if route.is_direct:
-                assert (route.method, route.permission) == ("POST", Permission.KEY)
-                direct[route.path] = view
-        self.generation_routes = GenerationRoutes(
-            self._auth,
-            direct if self._bypasses_quart else {},
-            self._reader.body_memory,
-            self._error_formats,
-            self._reader.unread,
-        )
+    def _serve_tasks(self, views: Views) -> None:
+        """Run the views' own tasks while the application is served."""
 
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
         async def run_tasks() -> AsyncIterator[None]:
@@ -183,8 +159,8 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         request.path_parameters = match.parameters
         current.unread = self._reader.unread.of(request, current.scope.get("extensions", {}).get("fairlead"))
         permission, is_preflight = Permission.KEY, False
-        if match.rule is not None:
-            permission = self._permissions.get(match.rule.endpoint, Permission.KEY)
+        if match.route is not None:
+            permission = match.route.permission
             is_preflight = not permission.is_strict and self._cors.is_preflight(
                 request.method, request.headers
             )
@@ -192,8 +168,18 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         current.body_memory, current.tenant = self._reader.body_memory, tenant_so_far(request)
         if not is_preflight:
             return None
-        headers = self._cors.preflight_headers(request.headers, match.allowed_methods())
+        headers = self._cors.preflight_headers(request.headers, match.methods)
         return quart_response(Response(b"", 204, headers))
+
+    async def _respond(self) -> QuartResponse:
+        """Run the view of the request's route. Raises the `FairleadError` of a request without a route."""
+        match: Match = request_ctx.request.scope["match"]
+        route = match.route
+        if route is None:
+            raise match.error
+        if g.request.method == "OPTIONS":
+            return quart_response(Response(b"", 200, {"Allow": ", ".join(match.methods)}))
+        return quart_response(await self._views[route.method, route.path](g.request))
 
     async def _fail(self, error: Exception) -> QuartResponse:
         public = public_error(error)
@@ -207,6 +193,6 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         return response
 
 
-async def _run(view: View, **_parameters: str) -> QuartResponse:
-    """Run a view in Quart. The path's parameters are in the request."""
-    return quart_response(await view(g.request))
+def _is_direct(route: Route, scope: Any) -> bool:
+    """Return whether our own exchange runs the view of a request's route. Quart answers OPTIONS."""
+    return route.is_direct and scope["method"] == route.method

@@ -18,10 +18,10 @@ from fairlead.nodes.streams.deltas import Deltas
 from fairlead.nodes.streams.passthrough import decode_head, forwarded_headers
 from fairlead.server.auth.cors import Cors
 from fairlead.server.routes.answers import answer_headers
+from fairlead.server.routes.paths import UPSTREAM
 from fairlead.server.routes.request import NO_SNIFFING, Request, Response
 from fairlead.server.routes.request_reader import RequestReader
 
-PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 # Longer paths are not a model server's, and would take long to compare with `ignorePaths`.
@@ -42,7 +42,7 @@ class UpstreamRoute:
         """Relay the request, and stream its response back."""
         raw_path: bytes | None = request.scope.get("raw_path")
         raw = quote(request.path) if raw_path is None else raw_path.decode("ascii")
-        name, path = self._model_in(raw.removeprefix(PREFIX))
+        name, path = self._model_in(raw.removeprefix(UPSTREAM))
         model = self._jobs.models.find(request.api_key, name)
         self._check(request, name, model)
         if not path:
@@ -66,11 +66,11 @@ class UpstreamRoute:
         status = self._services.fleet.model(model)
         if status is None or status.kind != "command":
             raise NotFound(
-                f"the model {quoted(name)} has no server of its own that {PREFIX} could reach: only models "
+                f"the model {quoted(name)} has no server of its own that {UPSTREAM} could reach: only models "
                 "with cmd have one; use the routes under /v1"
             )
         if request.api_key is not None and request.api_key.limits.tokens_per_minute is not None:
-            raise Forbidden(f"this API key has a limit of tokens, which are not counted under {PREFIX}")
+            raise Forbidden(f"this API key has a limit of tokens, which are not counted under {UPSTREAM}")
         refuse_foreign_page(request, self._cors)
 
     def _check_ignored(self, name: str, model: str, path: str) -> None:
