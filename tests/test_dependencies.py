@@ -37,14 +37,14 @@ UNDECLARED = {
 
 
 def imported(files: Iterable[Path]) -> set[str]:
-    """Return the top modules that are imported at run time, also by `import_module` and `importorskip`."""
+    """Return the top modules that are imported at run time, also by calls like that of `import_module`."""
     return set().union(*map(_imported_by, files))
 
 
 @cache
 def _imported_by(file: Path) -> frozenset[str]:
     found, text = set(), file.read_text()
-    has_calls = "importorskip" in text or "import_module" in text
+    has_calls = any(name in text for name in ("importorskip", "import_module", "package("))
     for node in _run(ast.parse(text), statements_only=not has_calls):
         match node:
             case ast.Import(names):
@@ -52,7 +52,7 @@ def _imported_by(file: Path) -> frozenset[str]:
             case ast.ImportFrom(module=str(module), level=0):
                 found.add(module.partition(".")[0])
             case ast.Call(
-                ast.Attribute(attr="importorskip" | "import_module") | ast.Name("import_module"),
+                ast.Attribute(attr="importorskip" | "import_module") | ast.Name("import_module" | "package"),
                 [ast.Constant(str(module)), *_],
             ):
                 found.add(module.partition(".")[0])

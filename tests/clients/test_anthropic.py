@@ -9,17 +9,15 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from pydantic import TypeAdapter
 
-anthropic = pytest.importorskip("anthropic", exc_type=ImportError)
+from clients.conftest import MODEL
+from clients.forms import QUESTION, GetWeather, Trip
+from clients.packages import package
+from e2e.real_server import RealServer, configured, real_server
+from fairlead.base.config import demonstration_model
 
-from anthropic import Anthropic, AsyncAnthropic  # noqa: E402
-from anthropic.types import Message, RawMessageStreamEvent  # noqa: E402
-from pydantic import TypeAdapter  # noqa: E402
-
-from clients.conftest import MODEL  # noqa: E402
-from clients.forms import QUESTION, GetWeather, Trip  # noqa: E402
-from e2e.real_server import RealServer, configured, real_server  # noqa: E402
-from fairlead.base.config import demonstration_model  # noqa: E402
+anthropic = package("anthropic")
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 ASKED = {"model": MODEL, "messages": MESSAGES, "max_tokens": 20}
@@ -37,15 +35,14 @@ THINKING = (
     "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is not false %}<think>\n"
     "{% else %}<think>\n</think>\n{% endif %}{% endif %}"
 )
-read_event = TypeAdapter(RawMessageStreamEvent).validate_json
 
 
-def client_of(running: RealServer, key: str = "unused") -> Anthropic:
-    return Anthropic(base_url=running.url, api_key=key, max_retries=0)
+def client_of(running: RealServer, key: str = "unused") -> "anthropic.Anthropic":
+    return anthropic.Anthropic(base_url=running.url, api_key=key, max_retries=0)
 
 
 @pytest.fixture(scope="module")
-def client(server: RealServer) -> Iterator[Anthropic]:
+def client(server: RealServer) -> Iterator["anthropic.Anthropic"]:
     with client_of(server) as client:
         yield client
 
@@ -64,7 +61,7 @@ def thinking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSe
 
 
 @pytest.fixture(scope="module")
-def thinker(thinking_server: RealServer) -> Iterator[Anthropic]:
+def thinker(thinking_server: RealServer) -> Iterator["anthropic.Anthropic"]:
     with client_of(thinking_server, "sk-any") as client:
         yield client
 
@@ -220,12 +217,13 @@ def test_every_event_is_of_the_types_of_the_package(server, thinking_server, fie
     body = ASKED | fields | {"temperature": 0}
     reply = running.http.post("/v1/messages", json=body | {"stream": True}, headers=headers)
     assert reply.status_code == 200, reply.text
+    read_event = TypeAdapter(anthropic.types.RawMessageStreamEvent).validate_json
     for event in reply.text.strip().split("\n\n"):
         name, data = event.split("\n")
         read = read_event(data.removeprefix("data: "), strict=True)
         assert name == f"event: {read.type}"
         assert not unknown(read), read
-    whole = Message.model_validate_json(
+    whole = anthropic.types.Message.model_validate_json(
         running.http.post("/v1/messages", json=body, headers=headers).text, strict=True
     )
     assert not unknown(whole)
@@ -275,10 +273,10 @@ def test_client_that_leaves_a_stream_frees_its_seat(client, server):
 
 
 def test_many_messages_at_a_time(server):
-    async def ask() -> list[Message]:
-        async with AsyncAnthropic(base_url=server.url, api_key="unused", max_retries=0) as client:
+    async def ask() -> list["anthropic.types.Message"]:
+        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="unused", max_retries=0) as client:
 
-            async def one(number: int) -> Message:
+            async def one(number: int) -> "anthropic.types.Message":
                 options = ASKED | GREEDY
                 if number % 2:
                     return await client.messages.create(**options)

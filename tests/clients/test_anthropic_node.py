@@ -10,11 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-anthropic = pytest.importorskip("anthropic", exc_type=ImportError)
+from clients.packages import package
+from e2e.real_server import RealServer, real_server
 
-from anthropic import Anthropic  # noqa: E402
-
-from e2e.real_server import RealServer, real_server  # noqa: E402
+anthropic = package("anthropic")
 
 KEY = "sk-ant-of-the-node"
 ASKED = {"model": "claude-x", "max_tokens": 20, "messages": [{"role": "user", "content": "hello"}]}
@@ -131,8 +130,8 @@ def served(request, tmp_path_factory) -> Iterator[tuple[RealServer, StrictServer
 
 
 @pytest.fixture
-def client(served) -> Iterator[Anthropic]:
-    with Anthropic(base_url=served[0].url, api_key="sk-of-the-client", max_retries=0) as client:
+def client(served) -> Iterator["anthropic.Anthropic"]:
+    with anthropic.Anthropic(base_url=served[0].url, api_key="sk-of-the-client", max_retries=0) as client:
         yield client
 
 

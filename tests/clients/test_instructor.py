@@ -1,22 +1,22 @@
 """instructor: responses as pydantic models, by a schema."""
 
 import pytest
+from openai import OpenAI
 
-instructor = pytest.importorskip("instructor", exc_type=ImportError)
+from clients.conftest import MODEL
+from clients.forms import QUESTION, Trip
+from clients.packages import package
 
-from openai import OpenAI  # noqa: E402
-
-from clients.conftest import MODEL  # noqa: E402
-from clients.forms import QUESTION, Trip  # noqa: E402
+instructor = package("instructor")
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
 # The mode TOOLS calls a named function without `strict`.
-@pytest.mark.parametrize("mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS])
+@pytest.mark.parametrize("mode", ["JSON_SCHEMA", "TOOLS"])
 def test_response_is_a_pydantic_model(base_url, mode):
     with OpenAI(base_url=base_url, api_key="unused", max_retries=0) as plain:
-        client = instructor.from_openai(plain, mode=mode)
+        client = instructor.from_openai(plain, mode=instructor.Mode[mode])
         answer, completion = client.chat.completions.create_with_completion(
             model=MODEL, messages=MESSAGES, response_model=Trip, max_retries=0, temperature=1, seed=2
         )

@@ -3,13 +3,11 @@
 import httpx
 import pytest
 
-pytest.importorskip("langchain_openai", exc_type=ImportError)
-
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
-
 from clients.conftest import MODEL
 from clients.forms import QUESTION, GetWeather, Trip
+from clients.packages import package
+
+langchain_openai, messages = package("langchain_openai"), package("langchain_core.messages")
 
 # The package itself passes parsed models to pydantic where pydantic expects none.
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def model(base_url):
     with httpx.Client(timeout=60) as http:
         options = {"base_url": base_url, "api_key": "unused", "http_client": http, "max_retries": 0}
-        yield ChatOpenAI(model=MODEL, temperature=1, seed=1, **options)
+        yield langchain_openai.ChatOpenAI(model=MODEL, temperature=1, seed=1, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "function_calling", "strict": True}], ids=str)
@@ -55,9 +53,9 @@ def test_bound_tools_are_called(model, choice, strict):
 
 def test_result_of_a_call_is_read(model):
     bound = model.bind_tools([GetWeather], tool_choice="any", strict=True, parallel_tool_calls=False)
-    asked = HumanMessage(QUESTION)
+    asked = messages.HumanMessage(QUESTION)
     called = bound.invoke([asked])
-    result = ToolMessage("4 degrees", tool_call_id=called.tool_calls[0]["id"])
+    result = messages.ToolMessage("4 degrees", tool_call_id=called.tool_calls[0]["id"])
     answer = model.bind_tools([GetWeather]).invoke([asked, called, result], max_tokens=20)
     assert answer.usage_metadata["input_tokens"] > called.usage_metadata["input_tokens"]
 

@@ -1,31 +1,23 @@
 """langchain-anthropic and langchain-ollama: answers, streams, tools with a result, and structured output."""
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-pytest.importorskip("langchain_core", exc_type=ImportError)
-
-from langchain_core.messages import HumanMessage, ToolMessage
-
 from clients.conftest import MODEL
 from clients.forms import QUESTION, GetWeather, Trip
+from clients.packages import package
 from e2e.real_server import RealServer
+
+messages = package("langchain_core.messages")
 
 # The packages leave connections open.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("garbage_is_collected"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _collect_garbage() -> Iterator[None]:
-    """Let the open connections be collected while their warnings are ignored."""
-    yield
-    gc.collect()
 
 
 def anthropic_model(server: RealServer) -> Any:
@@ -67,10 +59,10 @@ def test_structured_output_of_ollamas_model_is_a_pydantic_model(server):
 def test_result_of_a_call_is_read(server):
     model = anthropic_model(server)
     bound = model.bind_tools([GetWeather], tool_choice="any", strict=True, parallel_tool_calls=False)
-    asked = HumanMessage(QUESTION)
+    asked = messages.HumanMessage(QUESTION)
     called = bound.invoke([asked])
     (call,) = called.tool_calls
     assert GetWeather.model_validate(call["args"])
-    result = ToolMessage("4 degrees", tool_call_id=call["id"])
+    result = messages.ToolMessage("4 degrees", tool_call_id=call["id"])
     answer = model.bind_tools([GetWeather]).invoke([asked, called, result])
     assert answer.usage_metadata["input_tokens"] > called.usage_metadata["input_tokens"]

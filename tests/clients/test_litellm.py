@@ -2,16 +2,18 @@
 
 import pytest
 
-litellm = pytest.importorskip("litellm", exc_type=ImportError)
+from clients.conftest import MODEL
+from clients.forms import QUESTION, Trip
+from clients.packages import package
 
-from clients.conftest import MODEL  # noqa: E402
-from clients.forms import QUESTION, Trip  # noqa: E402
+litellm = package("litellm")
 
 # The package itself shows pydantic types and values that this warns of, and leaves connections open.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("garbage_is_collected"),
 ]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 

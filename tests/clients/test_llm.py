@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("llm", exc_type=ImportError)
-
 from clients.conftest import MODEL
 from clients.forms import QUESTION
+from clients.packages import package
 from e2e.real_server import TIMEOUT_S, RealServer
+
+package("llm")
 
 
 @pytest.fixture

@@ -5,16 +5,14 @@ from typing import Annotated
 
 import httpx
 import pytest
-
-pytest.importorskip("pydantic_ai", exc_type=ImportError)
-
 from pydantic import Field
-from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from clients.conftest import MODEL
 from clients.forms import QUESTION, City, GetWeather, Trip
+from clients.packages import package
+
+pydantic_ai = package("pydantic_ai")
+models, providers = package("pydantic_ai.models.openai"), package("pydantic_ai.providers.openai")
 
 # Without a client of ours, its connections stay open until the process ends.
 pytestmark = pytest.mark.filterwarnings("ignore:`httpx.AsyncClient` support")
@@ -25,34 +23,36 @@ def output_of(base_url, output_type):
 
     async def run():
         async with httpx.AsyncClient(timeout=60) as http:
-            provider = OpenAIProvider(base_url=base_url, api_key="unused", http_client=http)
-            model = OpenAIChatModel(MODEL, provider=provider)
-            agent = Agent(model, output_type=output_type, retries=0, model_settings={"seed": 3})
+            provider = providers.OpenAIProvider(base_url=base_url, api_key="unused", http_client=http)
+            model = models.OpenAIChatModel(MODEL, provider=provider)
+            agent = pydantic_ai.Agent(model, output_type=output_type, retries=0, model_settings={"seed": 3})
             return await agent.run(QUESTION)
 
     return asyncio.run(run()).output
 
 
 def test_output_by_a_schema_is_a_pydantic_model(base_url):
-    assert isinstance(output_of(base_url, NativeOutput(Trip, strict=True)), Trip)
+    assert isinstance(output_of(base_url, pydantic_ai.NativeOutput(Trip, strict=True)), Trip)
 
 
 def test_output_by_a_tool_is_a_pydantic_model(base_url):
-    assert isinstance(output_of(base_url, ToolOutput(Trip, strict=True)), Trip)
+    assert isinstance(output_of(base_url, pydantic_ai.ToolOutput(Trip, strict=True)), Trip)
 
 
 @pytest.mark.parametrize("many", [False, True])
 def test_output_may_be_one_of_several_types_or_a_list(base_url, many):
     kinds = Annotated[list[City], Field(max_length=2)] if many else [City, GetWeather]
-    answer = output_of(base_url, NativeOutput(kinds, strict=True))
+    answer = output_of(base_url, pydantic_ai.NativeOutput(kinds, strict=True))
     assert all(isinstance(one, City | GetWeather) for one in (answer if many else [answer]))
 
 
 def test_streamed_output_ends_with_the_model(base_url):
     async def run():
         async with httpx.AsyncClient(timeout=60) as http:
-            provider = OpenAIProvider(base_url=base_url, api_key="unused", http_client=http)
-            agent = Agent(OpenAIChatModel(MODEL, provider=provider), output_type=NativeOutput(Trip))
+            provider = providers.OpenAIProvider(base_url=base_url, api_key="unused", http_client=http)
+            agent = pydantic_ai.Agent(
+                models.OpenAIChatModel(MODEL, provider=provider), output_type=pydantic_ai.NativeOutput(Trip)
+            )
             async with agent.run_stream(QUESTION, model_settings={"seed": 3}) as stream:
                 return [one async for one in stream.stream_output(debounce_by=None)]
 

@@ -4,16 +4,8 @@ Where Anthropic's package is installed, its models read every event, too, strict
 """
 
 import json
+from functools import cache
 from typing import Any
-
-try:
-    from anthropic.types import RawMessageStreamEvent
-    from anthropic.types.shared import ErrorResponse
-    from pydantic import TypeAdapter
-except ImportError:
-    MODELS: dict[str, Any] = {}
-else:
-    MODELS = {"error": TypeAdapter(ErrorResponse), "others": TypeAdapter(RawMessageStreamEvent)}
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 # The types of deltas, and the members of their blocks that they extend.
@@ -31,6 +23,17 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def _models() -> dict[str, Any]:
+    try:  # here, because it takes seconds, and each worker of a test run imports this file
+        from anthropic.types import RawMessageStreamEvent
+        from anthropic.types.shared import ErrorResponse
+        from pydantic import TypeAdapter
+    except ImportError:
+        return {}
+    return {"error": TypeAdapter(ErrorResponse), "others": TypeAdapter(RawMessageStreamEvent)}
+
+
 def events_of(body: bytes) -> list[dict[str, Any]]:
     """Return the events of a stream; each has a name, which is its type."""
     *blocks, rest = body.split(b"\n\n")
@@ -40,9 +43,9 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
         name, data = block.decode().split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
-        if MODELS and event["type"] != "ping":
+        if (models := _models()) and event["type"] != "ping":
             kind = "error" if event["type"] == "error" else "others"
-            MODELS[kind].validate_json(data.removeprefix("data: "), strict=True)
+            models[kind].validate_json(data.removeprefix("data: "), strict=True)
         events.append(event)
     return events
 
