@@ -41,7 +41,6 @@ typedef struct {
     int32_t stop_count;
     bool ignore_eos;
     bool processes_logits;  /* whether its logits are processed on the host */
-    bool may_have_drafts;
 } Sequence;
 
 typedef struct {

@@ -15,7 +15,7 @@ cdef extern from "inputbatch/batch.h":
         int32_t capacity, prompt_length, length, pending, computed, committed, max_tokens, min_tokens, slot, largest
         int32_t *stops
         int32_t stop_count
-        bint ignore_eos, processes_logits, may_have_drafts
+        bint ignore_eos, processes_logits
 
     ctypedef struct Slot:
         Sequence *sequence

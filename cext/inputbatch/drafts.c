@@ -28,7 +28,7 @@ int32_t look_up_drafts(Batch *batch, int32_t ngram, int32_t budget, int32_t *ful
         if (slot == NONE || batch->num_scheduled[slot] != 1) continue;
         const Slot *here = &batch->by_slot[slot];
         const Sequence *sequence = here->sequence;
-        if (tokens_left(sequence) != 1 || sequence->pending || !sequence->may_have_drafts) continue;
+        if (tokens_left(sequence) != 1 || sequence->pending) continue;
         int32_t most = batch->most_drafts;
         if (most > budget - all) most = budget - all;
         if (most > here->limit - sequence->length - 1) most = here->limit - sequence->length - 1;

@@ -36,7 +36,6 @@ cdef class SequenceState:
         self.min_tokens = sequence.min_tokens = min_tokens
         sequence.ignore_eos, sequence.processes_logits = ignore_eos, processes_logits
         sequence.slot = NONE
-        sequence.may_have_drafts = True
         stop_token_ids = tuple(stop_token_ids)
         count = len(stop_token_ids)
         sequence.stops = <int32_t *>malloc(max(1, count) * sizeof(int32_t))
@@ -79,15 +78,6 @@ cdef class SequenceState:
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         return tuple([self.sequence.stops[i] for i in range(self.sequence.stop_count)])
-
-    @property
-    def may_have_drafts(self) -> bool:
-        """Whether `InputBatch.look_up_drafts` looks for drafts of it; True at first."""
-        return self.sequence.may_have_drafts
-
-    @may_have_drafts.setter
-    def may_have_drafts(self, bint value):
-        self.sequence.may_have_drafts = value
 
     @property
     def slot(self) -> int:

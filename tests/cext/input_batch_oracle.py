@@ -69,7 +69,6 @@ class SequenceStateOracle:
         self.stop_token_ids = tuple(checked_integers(stop_token_ids, -INT32_MAX - 1))
         self.computed = self.committed = self.pending = 0
         self.slot = -1
-        self.may_have_drafts = True
 
     @property
     def num_tokens(self):
@@ -493,7 +492,7 @@ class InputBatchOracle:
         for slot in [slot for slot in self.rows if slot != -1]:
             occupant = self.occupants[slot]
             state = occupant.state
-            may = self.remaining(occupant) == 1 and not state.pending and state.may_have_drafts
+            may = self.remaining(occupant) == 1 and not state.pending
             if budget <= 0 or self.num_scheduled[slot] != 1 or not may:
                 continue
             most = min(self.most_drafts, budget, self.limit(state) - len(state.tokens) - 1)

@@ -11,7 +11,7 @@ from collections.abc import Sequence as ReadOnlySequence
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.base.job import Sampling
-from fairlead.base.messages import Output
+from fairlead.base.messages import EngineStatistics, Output, StepOutputs
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import Outcome, PendingStep, Runner, SampledTokens
 
@@ -73,10 +73,11 @@ class FakeRunner:
         *,
         windows: ReadOnlySequence[int | None] = (None,),
         overlaps: bool = False,
+        samples_several: bool = True,
         pick: Pick | None = None,
     ) -> None:
         self.overlaps = overlaps
-        self.samples_several = True
+        self.samples_several = samples_several
         self.arenas = 2
         self.windows = windows
         self.steps = 0
@@ -235,10 +236,10 @@ class Loop:
         self.collect(self.engine.commit(step, picks))
 
     def collect(self, outcome: Outcome) -> None:
-        keys, tokens = memoryview(outcome.keys).cast("q"), memoryview(outcome.tokens).cast("i")
-        named = [*keys, *(output.key for output in outcome.outputs)]
+        named = [*memoryview(outcome.keys).cast("q"), *(output.key for output in outcome.outputs)]
         assert len(set(named)) == len(named)
-        for key, token_id in zip(keys, tokens, strict=True):
+        frame = StepOutputs(outcome.keys, outcome.tokens, [], EngineStatistics(), outcome.counts)
+        for key, token_id in frame.plain():
             self.collect_output(Output(key, [token_id]))
         for output in outcome.outputs:
             self.collect_output(output)

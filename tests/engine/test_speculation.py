@@ -5,11 +5,15 @@ import random
 import pytest
 import transformers
 
+from engine.constrained_model import Constrained, grammar_of, tokenizer
 from engine.models.tiny import SIZES, save
-from fairlead.base.job import Sampling
+from engine.test_engine_machine import BlindPredictor
+from fairlead.base.job import ReasoningLimit, Sampling
 from fairlead.base.messages import EngineStatistics, Speculation, StepOutputs, WorkerSpec
 from fairlead.engine.engine import Engine
 from fairlead.engine.loading import load_runner
+from fairlead.language.structured.grammar import LarkAnswer, RegexAnswer, answer_grammar
+from language.structured.schemas import schema_of
 
 VOCABULARY, EOS = SIZES["vocab_size"], (3,)
 # A small model of random weights soon repeats itself, and so its drafts are often right.
@@ -24,6 +28,14 @@ SCARCE = {
     "blocks_total": 14,
     "max_batched_tokens": 48,
 }  # so that sequences are preempted
+# The same for constrained answers, which are longer.
+CONSTRAINED = {"slots": 6, "max_batch": 6, "max_batched_tokens": 96}
+FEW_BLOCKS = {**CONSTRAINED, "blocks_total": [14], "predictor": BlindPredictor()}
+GRAMMARS = [
+    answer_grammar(LarkAnswer('start: line{3,9}\nline: "the queue " /[a-c]{1,4}/ " is fair\\n"')),
+    answer_grammar(LarkAnswer('start: thought /[0-9]{5}/\nthought[suffix="</think>"]: /(.|\\n)*/')),
+    answer_grammar(RegexAnswer("([0-9]{2}, ){20}")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +142,79 @@ def test_answers_are_those_without_drafts(runners):
 def test_answers_of_torch_are_those_without_drafts(runners):
     drafted, accepted, _ = compare(runners[False], 4, 2, WHOLE, [WHOLE])
     assert 0 < accepted < drafted
+
+
+class WithLogprobs(Constrained):
+    """A loop that also collects the log-probabilities of each sequence."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.logprobs = {}
+
+    def collect_output(self, output):
+        super().collect_output(output)
+        self.logprobs.setdefault(output.key, []).extend(output.logprobs)
+
+
+def constrained_request(rng):
+    """Return a text that may repeat what its answer has, and parameters with a constraint."""
+    options = {"max_tokens": rng.choice([5, 15, 25, 40, 60, 100]), "seed": rng.randrange(100)}
+    options["temperature"] = rng.choice([0, 0, 0.5, 1.0])
+    if rng.random() < 0.8:
+        grammars = [*GRAMMARS, *(grammar_of(schema_of(seed)) for seed in range(8))]
+        options |= {"grammar": rng.choice(grammars), "close_at_limit": rng.random() < 0.6}
+    if "grammar" not in options or rng.random() < 0.2:
+        end = tuple(tokenizer().encode("</think>", add_special_tokens=False))
+        options["reasoning_limit"] = ReasoningLimit(rng.choice([0, 3, 20]), (), end, is_open=True)
+    if rng.random() < 0.3:
+        options |= {"repetition_penalty": 1.1, "frequency_penalty": rng.choice([0.0, 0.2])}
+    if rng.random() < 0.3:
+        options |= {"logprobs": 2}
+    if rng.random() < 0.2:
+        options |= {"stop_token_ids": tuple(rng.randrange(1536) for _ in range(40)), "min_tokens": 4}
+    text = rng.choice(["10, 11, 12, 13, ", "the queue a is fair\n", '{"name": "red", "x": 1, ', "What? "])
+    return text * rng.randint(1, 6), options
+
+
+def constrained_answers(requests, speculation, limits):
+    """Run requests to their ends; return what each got, and the engine's counts."""
+    tested = WithLogprobs(speculation=speculation, **limits)
+    for key, (text, options) in enumerate(requests):
+        tested.submit(key, text, **options)
+    tested.run()
+    assert tested.everything_is_free()
+    ends = {key: (end.finish_reason, end.stop_token, end.error) for key, end in tested.ends.items()}
+    return (tested.token_ids_of, tested.logprobs, ends), tested.engine.statistics()
+
+
+def compare_constrained(rounds, seed):
+    """Compare constrained answers with drafts with those without, of six sequences at once."""
+    rng = random.Random(seed)
+    drafted = accepted = preemptions = 0
+    for _ in range(rounds):
+        requests = [constrained_request(rng) for _ in range(6)]
+        speculation = Speculation(ngram=rng.choice([1, 2, 3]), drafts=rng.choice([1, 4, 7]))
+        expected, _ = constrained_answers(requests, None, CONSTRAINED)
+        actual, counts = constrained_answers(requests, speculation, rng.choice([CONSTRAINED, FEW_BLOCKS]))
+        assert expected == actual
+        drafted, accepted = drafted + counts.draft_tokens, accepted + counts.accepted_tokens
+        preemptions += counts.preemptions
+    return drafted, accepted, preemptions
+
+
+def test_constrained_answers_are_those_without_drafts():
+    drafted, accepted, preemptions = compare_constrained(5, 4)
+    assert 0 < accepted < drafted
+    assert preemptions > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10, 15))
+def test_ten_thousand_constrained_answers_are_those_without_drafts(seed):
+    drafted, accepted, preemptions = compare_constrained(334, seed)
+    assert 0 < accepted < drafted
+    assert preemptions > 0
 
 
 @pytest.mark.nightly

@@ -13,7 +13,7 @@ from engine.fake_model import EOS, VOCABULARY, FakeRunner
 from engine.fake_model import Loop as FakeLoop
 from engine.test_engine_machine import BlindPredictor
 from fairlead.base.job import ReasoningLimit, Sampling
-from fairlead.base.messages import Output
+from fairlead.base.messages import Output, Speculation
 from fairlead.engine.engine import Engine
 from fairlead.engine.sequence import SequenceStatus
 from fairlead.language.structured import compiler as compilers
@@ -35,6 +35,9 @@ SETTINGS = {
     "overlap": {"overlaps": True},
     "all": {**SCARCE, "max_batched_tokens": 24, "overlaps": True},
     "slow masks": {"slow": True},
+    "drafts": {"speculation": Speculation(ngram=1, drafts=5)},
+    "drafts and preemption": {"speculation": Speculation(ngram=1, drafts=5), **SCARCE},
+    "drafts and slow masks": {"speculation": Speculation(ngram=1, drafts=5), "slow": True},
     "slow masks and all": {**SCARCE, "max_batched_tokens": 24, "overlaps": True, "slow": True},
 }
 

@@ -50,7 +50,6 @@ class SequenceState:
         processes_logits: bool = False,
         sampling: object = None,
     ) -> Self: ...
-    may_have_drafts: bool
     @property
     def key(self) -> int: ...
     @property

@@ -55,7 +55,7 @@ class Engine:
 
     `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths; `compiler`
     compiles grammars, None: sequences with one are refused; `slow_masks` keeps masks that take long out of
-    steps; `speculation` adds drafts to steps, except of constrained sequences. A step is in flight between
+    steps; `speculation` adds drafts to steps. A step is in flight between
     `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
     """
 
@@ -191,7 +191,6 @@ class Engine:
         sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
         sequence.scored = 1 if is_scored else None
         sequence.constraint = None if embed else tokens.sampling.constraint
-        tokens.may_have_drafts = sequence.constraint is None
         self._live.add(sequence, grammar=grammar, owner=salt, grammar_bytes=sampling.grammar_bytes)
 
     def prepare(self, key: int, grammar: str, *, salt: bytes = b"", grammar_bytes: int = 0) -> None:

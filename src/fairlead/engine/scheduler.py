@@ -188,14 +188,21 @@ class StepScheduler:
                 self.held += 1
 
     def _add_drafts(self) -> None:
-        """Give the rest of the budget to drafts of the sequences that decode, as far as blocks are free."""
+        """Give the rest of the budget to drafts of the sequences that decode, as far as blocks are free and
+        their masks are found in time.
+        """
         if self._speculation is None:
             return
-        for slot in self.batch.look_up_drafts(self._speculation.ngram, self._budget):
+        short = self.batch.look_up_drafts(self._speculation.ngram, self._budget)
+        drafts_of = self.batch.num_drafts
+        if self._slow_masks is not None:
+            for constrained in self._running.constrained.values():
+                if drafts := drafts_of[constrained.slot]:
+                    drafts_of[constrained.slot] = self._slow_masks.admit_drafts(constrained, drafts)
+        for slot in short:
             sequence = self._running.by_slot[slot]
             assert sequence is not None
-            drafts = self.memory.extend_for_drafts(sequence, self.batch.num_drafts[slot])
-            self.batch.num_drafts[slot] = drafts
+            drafts_of[slot] = self.memory.extend_for_drafts(sequence, drafts_of[slot])
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""

@@ -24,7 +24,8 @@ class SlowMasks:
     """Decides which constrained sequences a step has to wait for.
 
     The time of a mask is expected to be that of the one before it. The order of the calls is `begin_step`,
-    then `admits` once for each constrained sequence of the step.
+    then `admits` once for each constrained sequence of the step, then
+    `admit_drafts` once for each that has drafts.
     """
 
     def __init__(self, *, share: float = SHARE, least_budget_s: float = LEAST_BUDGET_S) -> None:
@@ -65,6 +66,18 @@ class SlowMasks:
             constraint.ahead = self._pool.submit(constraint.owner, partial(constraint.find, new))
             self._finding[sequence.key] = constraint
         return False
+
+    def admit_drafts(self, sequence: Sequence, most: int) -> int:
+        """Return after how many of a sequence's drafts, at most `most`, the step may choose a token."""
+        constraint = sequence.constraint
+        if constraint is None or constraint.matcher is None:
+            return most
+        if constraint.ahead is not None:
+            return 0
+        if constraint.expected_s > 0:
+            most = min(most, max(0, int(self._left_s / constraint.expected_s)))
+        self._left_s -= most * constraint.expected_s
+        return most
 
     def forget(self, sequence: Sequence) -> None:
         """Stop finding a mask for a sequence that has ended."""

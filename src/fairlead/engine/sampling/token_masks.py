@@ -47,11 +47,12 @@ class ConstrainedSequences:
 
     def masks(self, rows: SampledRows) -> TokenMasks | None:
         """Return the masks of a step's rows, after the tokens before them; None if no row has one."""
-        found: list[tuple[int, Constraint, list[int]]] = []
+        found: list[_Masked] = []
         ahead: list[tuple[int, Constraint, np.ndarray]] = []
-        for row in rows.indices(self._by_slot).tolist() if self._by_slot else ():
-            state, constraint = self._by_slot[int(rows.slots[row])]
+        for slot, (row, *after) in self._rows_by_slot(rows).items():
+            state, constraint = self._by_slot[slot]
             if constraint.ahead is not None:
+                assert not after
                 ahead.append((row, constraint, constraint.ahead.result()))
                 constraint.ahead = None
                 continue
@@ -59,22 +60,30 @@ class ConstrainedSequences:
             if constraint.matcher is None:
                 constraint.consume(tokens)
                 tokens = []
-            if not constraint.is_free:
-                found.append((row, constraint, tokens))
-        count = len(found) + len(ahead)
+            if after or not constraint.is_free:
+                drafts = rows.drafts_before(after[-1], len(state.tokens_view())) if after else []
+                found.append(_Masked(row, constraint, tokens, drafts))
+        rows_after = [one.row + place for one in found for place in range(1, 1 + len(one.drafts))]
+        masked = [*(one.row for one in found), *rows_after, *(row for row, _, _ in ahead)]
+        count = len(masked)
         if not count:
             return None
         if count > len(self._bits):
             self._bits = np.zeros((2 * count, self._words), np.uint32)
-        constraints, tokens_of = [one[1] for one in found], [one[2] for one in found]
-        bits = self._filling.fill(constraints, tokens_of, self._bits[:count])
+        bits = self._filling.fill(
+            [one.constraint for one in found],
+            [one.tokens for one in found],
+            self._bits[:count],
+            [one.drafts for one in found] if rows_after else (),
+        )
         if bits.base is not self._bits:  # a thread still writes to the others
             self._bits = bits
-        for index, (_, _, mask) in enumerate(ahead, len(found)):
+        for index, (_, _, mask) in enumerate(ahead, count - len(ahead)):
             bits[index] = mask
-        constrained = [(row, constraint) for row, constraint, _ in [*found, *ahead]]
         mask_of = np.full(len(rows.slots), -1, np.int32)
-        mask_of[[row for row, _ in constrained]] = np.arange(count)
+        mask_of[masked] = np.arange(count)
+        # What is wrong after drafts is found again if they are right: the next step has no such row then.
+        constrained = [*((one.row, one.constraint) for one in found), *((row, one) for row, one, _ in ahead)]
         errors = {
             row: f"the answer cannot go on within its grammar: {constraint.error}"
             for row, constraint in constrained
@@ -82,6 +91,28 @@ class ConstrainedSequences:
         }
         complete = frozenset(row for row, constraint in constrained if constraint.is_complete)
         return TokenMasks(bits, mask_of, errors, complete)
+
+    def _rows_by_slot(self, rows: SampledRows) -> dict[int, list[int]]:
+        """Return the adjacent rows of each constrained sequence: one, and one after each of its drafts."""
+        found: dict[int, list[int]] = {}
+        for row in rows.indices(self._by_slot).tolist() if self._by_slot else ():
+            found.setdefault(int(rows.slots[row]), []).append(row)
+        return found
+
+
+class _Masked(NamedTuple):
+    """A sequence whose masks are to be filled.
+
+    row: the first of its rows.
+    constraint: its constraint.
+    tokens: what the constraint has to consume before.
+    drafts: what is sampled after besides; each has a row after `row`.
+    """
+
+    row: int
+    constraint: Constraint
+    tokens: list[int]
+    drafts: list[int]
 
 
 def _constrained(state: SequenceState) -> tuple[SequenceState, Constraint] | None:

@@ -1,8 +1,9 @@
 """One sequence's constraint: which tokens may come next."""
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
+from copy import copy
 
 import numpy as np
 from llguidance import LLMatcher
@@ -12,7 +13,8 @@ from fairlead.language.structured.closing import Closing
 
 WORD_BITS = 32
 SLOW_MASK_S = 0.02
-"""CPU time from which on a mask is slow. One that is faster is filled however slow others are."""
+"""CPU time from which on a mask is slow. One that is faster is filled however slow others are. The masks
+after the drafts of a sequence are given up when they have taken so much together."""
 
 SLOW_ANSWER_S = 2.0
 """CPU time of all slow masks of one answer."""
@@ -35,6 +37,11 @@ class Constraint:
 
     It belongs to the sequence, not to its slot: a sequence that is preempted keeps it. The matcher may be set
     later than the rest, by `begin`, when its grammar is compiled.
+
+    The masks after drafts are those of copies, one for each draft, which make the steps that the constraint
+    makes without drafts. It goes on from the last copy whose drafts were right, and drops the others. With
+    the drafts «b c d», of which the model chooses «b c e», the copies have consumed «b», «b c» and «b c d».
+    The second one consumes «e» next.
 
     `consumed`: how many tokens of the answer they have consumed.
     `slow_s`: the CPU time of its slow masks.
@@ -72,6 +79,8 @@ class Constraint:
         self.closing: Closing | None = None
         self.lexer: Hashable = grammar
         self._missing_end: int | None = None
+        self._drafts: list[int] = []
+        self._after_drafts: list[Constraint] = []  # copies that have filled their masks, by draft
 
     @property
     def is_free(self) -> bool:
@@ -106,6 +115,8 @@ class Constraint:
         """Advance by tokens of the answer, an end-of-sequence token included. Other tokens are an error."""
         if self.is_complete:
             return
+        if self._after_drafts:
+            token_ids = self._take_drafts(token_ids)
         self.consumed += len(token_ids)
         if self._reasoning is not None:
             for token_id in token_ids:
@@ -145,6 +156,25 @@ class Constraint:
         elif self.closing is not None and self.matcher is not None and not self.is_complete:
             self.closing.narrow(self.matcher, self.consumed, mask)
 
+    def fill_after(self, drafts: Sequence[int], masks: Iterable[np.ndarray]) -> None:
+        """Write the bits of the tokens that may come after each draft to its mask, after `fill`.
+
+        A mask is empty where the answer may not go on, so that the model's choice there is not accepted.
+        """
+        self._drafts, self._after_drafts = [], []
+        last: Constraint | None = self
+        began_s = time.thread_time()
+        for draft, mask in zip(drafts, masks, strict=True):
+            began_mask_s = time.thread_time()
+            last = last and last.copy_after(draft) if began_mask_s - began_s < SLOW_MASK_S else None
+            if last is None:
+                mask[:] = 0
+                continue
+            last.fill(mask)
+            last.charge(time.thread_time() - began_mask_s)
+            self._drafts.append(draft)
+            self._after_drafts.append(last)
+
     def find(self, token_ids: Sequence[int]) -> np.ndarray:
         """Consume tokens and return the mask [words], uint32, that follows; for a thread, ahead of a step."""
         mask: np.ndarray = np.zeros(self._words, np.uint32)
@@ -162,6 +192,43 @@ class Constraint:
         self.slow_s += took_s
         if self.slow_s > SLOW_ANSWER_S and self.error is None:
             self.error = f"its tokens took longer than {SLOW_ANSWER_S:g} s to find"
+
+    def copy_after(self, draft: int) -> "Constraint | None":
+        """Return a copy that has consumed a draft; None if the answer may not go on with it.
+
+        An error of the copy is that of its mask only. If the draft is right, the error comes again in the
+        next step, where another matcher is tried.
+        """
+        if self.error is not None or self.is_complete:
+            return None
+        other = copy(self)
+        return other if other.begin_copy(draft) else None
+
+    def begin_copy(self, draft: int) -> bool:
+        """Give a copy, which this is, a state of its own; return whether it could consume the draft."""
+        self._renew = None
+        self._tokens, self._drafts, self._after_drafts = [], [], []
+        self._reasoning, self.closing = copy(self._reasoning), copy(self.closing)
+        self.consumed += 1
+        if self._reasoning is not None:
+            self._reasoning.consume(draft)
+        if self.matcher is None:
+            return True
+        self.matcher = self.matcher.deep_copy()
+        return self.matcher.try_consume_tokens([draft]) == 1
+
+    def _take_drafts(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Become the copy that has consumed all but the last of these tokens; return the rest of them."""
+        count = min(len(token_ids) - 1, len(self._drafts))
+        if count > 0:
+            assert self._drafts[:count] == list(token_ids[:count])
+            last = self._after_drafts[count - 1]
+            self.matcher, self._reasoning, self.closing = last.matcher, last._reasoning, last.closing  # noqa: SLF001  of its own class
+            self.consumed, self.slow_s, self.expected_s = last.consumed, last.slow_s, last.expected_s
+            self.error = last.error  # its masks have taken too long
+            self._tokens += token_ids[:count]
+        self._drafts, self._after_drafts = [], []
+        return token_ids[max(0, count) :]
 
     def _compute(self, matcher: LLMatcher, mask: np.ndarray) -> None:
         """Write a matcher's bits to `mask`, except that of an end which the model lacks."""

@@ -36,9 +36,13 @@ def large_stack() -> Iterator[None]:
 
 
 class _Fill:
-    """Masks to fill. `index`: of the one that is filled now; `lock` guards it and `is_abandoned`.
+    """Masks to fill.
 
-    `slow_s`: the CPU time of the slow ones so far.
+    constraints, tokens, bits, drafts: those of `MaskFilling.fill`.
+    begin: the index of the first constraint to fill.
+    slow_s: the CPU time of the slow ones so far.
+
+    `index` is that of the constraint which is filled now; `lock` guards it and `is_abandoned`.
     """
 
     def __init__(
@@ -46,12 +50,14 @@ class _Fill:
         constraints: Sequence[Constraint],
         tokens: Sequence[list[int]],
         bits: np.ndarray,
+        drafts: Sequence[Sequence[int]],
         begin: int,
         slow_s: float,
     ) -> None:
         self.constraints = constraints
         self.tokens = tokens
         self.bits = bits
+        self.drafts = drafts
         self.index = begin
         self.slow_s = slow_s
         self.lock = threading.Lock()
@@ -71,10 +77,17 @@ class _Fill:
                 self.constraints[index].consume(self.tokens[index])
                 self.constraints[index].fill(self.bits[index])
                 self._charge(self.constraints[index], time.thread_time() - began_s)
+                if self.drafts and self.drafts[index]:
+                    self._fill_after_drafts(index)
         except BaseException as error:  # noqa: BLE001  raised in the thread that waits
             self.error = error
         self.done.set()
         return not self.is_abandoned
+
+    def _fill_after_drafts(self, index: int) -> None:
+        first = len(self.constraints) + sum(map(len, self.drafts[:index]))
+        drafts = self.drafts[index]
+        self.constraints[index].fill_after(drafts, self.bits[first : first + len(drafts)])
 
     def _charge(self, constraint: Constraint, took_s: float) -> None:
         constraint.charge(took_s)
@@ -118,9 +131,18 @@ class MaskFilling:
         self._abandoned: dict[Hashable, _Filler] = {}  # by the lexer that it has locked
 
     def fill(
-        self, constraints: Sequence[Constraint], tokens: Sequence[list[int]], bits: np.ndarray
+        self,
+        constraints: Sequence[Constraint],
+        tokens: Sequence[list[int]],
+        bits: np.ndarray,
+        drafts: Sequence[Sequence[int]] = (),
     ) -> np.ndarray:
-        """Let each of M constraints consume its tokens and fill a row of `bits` [M, words], uint32.
+        """Let each of M constraints consume its tokens and fill a row of `bits`, uint32.
+
+        constraints: each once.
+        tokens: those of each constraint.
+        bits: [M + D, words], for D drafts in all. The rows after the first M are those after each draft.
+        drafts: those that follow the tokens of each constraint; empty: there are none.
 
         Return `bits`, or a copy. A constraint that takes too long gets an error and an empty mask. Its thread
         is abandoned: it goes on, with the memory that it writes to, until the mask is found. Until then it
@@ -132,7 +154,7 @@ class MaskFilling:
         while begin < len(constraints):
             if self._filler is None:
                 self._filler = _Filler()
-            fill = _Fill(constraints, tokens, bits, begin, slow_s)
+            fill = _Fill(constraints, tokens, bits, drafts, begin, slow_s)
             self._filler.fills.put(fill)
             late = self._wait(fill, self._filler)
             if late is None:
