@@ -4,6 +4,7 @@ A sequence's output is the same as alone, whether it is preempted, resumed, pref
 prefix cache or overlapped. The state machines of the compiled extensions are in `tests/cext`.
 """
 
+from array import array
 from collections import Counter
 from typing import NamedTuple
 from unittest import mock
@@ -24,13 +25,14 @@ from hypothesis.stateful import (
 from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead._cext.blockpool import OutOfBlocks
 from fairlead.base.job import Sampling
-from fairlead.base.messages import Output
+from fairlead.base.messages import Output, Speculation
 from fairlead.engine.engine import Engine
 from fairlead.engine.live_sequences import LiveSequences
 from fairlead.engine.memory import Memory, Prefix
 from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import MOST_PREEMPTIONS, SequenceStatus
+from fairlead.engine.step import SampledTokens
 from first_failure import until_first_failure
 
 BLOCK_SIZE = 4
@@ -121,6 +123,9 @@ class FakeSlowMasks:
     def admits(self, sequence) -> bool:
         return sequence.key not in self.held
 
+    def admit_drafts(self, sequence, most) -> int:
+        return most - sequence.key % 2
+
     def forget(self, sequence) -> None:
         self.held.discard(sequence.key)
 
@@ -155,12 +160,19 @@ class EngineMachine(RuleBasedStateMachine):
         overlaps=st.booleans(),
         prefix_cache=st.booleans(),
         predictor=st.sampled_from([None, BlindPredictor()]),
+        speculation=st.none() | st.builds(Speculation, ngram=st.just(1), drafts=st.integers(1, 5)),
+        samples_several=st.booleans(),
     )
     def start(self, **options) -> None:
         options |= self.fixed_options
         self.slots, self.tokens, self.windows = options["slots"], options["tokens"], options["windows"]
         self.batch = min(options["batch"], self.slots)
-        self.runner = FakeRunner(BLOCK_SIZE, windows=self.windows, overlaps=options["overlaps"])
+        self.runner = FakeRunner(
+            BLOCK_SIZE,
+            windows=self.windows,
+            overlaps=options["overlaps"],
+            samples_several=options["samples_several"],
+        )
         self.compiler = FakeCompiler()
         self.slow_masks = FakeSlowMasks()
         self.engine = Engine(
@@ -182,6 +194,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_entries=60,
             cleanup_interval_s=2.0,
             predictor=options["predictor"],
+            speculation=options["speculation"],
         )
         self.longest = self.engine._validator.longest
         self.loop = Loop(self.engine, self.runner)
@@ -273,10 +286,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_step(self, step) -> None:
         counts = [last - first for first, last in zip(step.query_starts, step.query_starts[1:], strict=False)]
-        assert 0 < step.rows == len(counts) <= self.batch
+        assert 0 < step.rows == len(counts)
         assert sum(counts) == step.tokens <= self.tokens
         assert min(counts) > 0
-        assert len(set(step.slots)) == step.rows
+        draft_rows = 0 if self.runner.samples_several else step.drafts
+        assert len(set(step.slots)) == step.rows - draft_rows <= self.batch
         sampled = set(step.sample_tokens)
         ends = step.query_starts[1:]
         decodes = [count == 1 and end - 1 in sampled for count, end in zip(counts, ends, strict=True)]
@@ -363,6 +377,7 @@ class EngineMachine(RuleBasedStateMachine):
     def every_sequence_is_in_one_state(self) -> None:
         counts = self.engine.statistics()
         assert counts.slots_free + counts.running == self.slots
+        assert counts.accepted_tokens <= counts.draft_tokens
         assert counts.preemptions <= MOST_PREEMPTIONS * len(self.submitted)
         assert self.engine._live.by_key.keys() <= self.open
         assert counts.running + counts.pending == len(self.engine._live.by_key)
@@ -531,6 +546,19 @@ def ends_before_its_grammar_is_refused(self, sequence, reason):
     return fail(self, sequence, reason)
 
 
+def accepts_wrong_drafts(self, step, sampled):
+    """Commit the drafts in place of what the model has chosen before them."""
+    ids, tokens = list(sampled.token_ids), list(step.sample_tokens)
+    for sample, (slot, after) in enumerate(zip(step.sample_slots, step.sample_slots[1:], strict=False)):
+        if slot == after:
+            ids[sample] = step.input_ids[tokens[sample + 1]]
+    return commit(self, step, SampledTokens(array("i", ids), {}, sampled.errors))
+
+
+def keeps_the_blocks_of_wrong_drafts(self, sequence):
+    self._batch.take_unused_blocks(sequence.slot)
+
+
 class _Unfreeable:
     def __init__(self, slots):
         self._slots = slots
@@ -549,6 +577,7 @@ preempt, schedule_chunk, fill_step = (
     StepScheduler._fill_step,
 )
 hold_slow = StepScheduler._hold_slow
+commit = Engine.commit
 remove, fail, end = RunningSequences.remove, LiveSequences.fail, LiveSequences._end
 
 MUTANTS = [
@@ -571,6 +600,8 @@ MUTANTS = [
     (LiveSequences, "_end", ends_without_cancelling_its_grammar),
     (LiveSequences, "complete", continues_after_its_end),
     (LiveSequences, "cancel", aborts_without_freeing),
+    (Engine, "commit", accepts_wrong_drafts),
+    (Memory, "rewind", keeps_the_blocks_of_wrong_drafts),
 ]
 
 
@@ -583,9 +614,11 @@ SCARCE = {
     "windows": (None,),
     "predictor": BlindPredictor(),
 }
+AMPLE = {"slots": 6, "batch": 6, "tokens": 12, "blocks": [16] * 3, "speculation": None}
 DETECTED_WITH = {
     **dict.fromkeys((frees_blocks_but_not_the_reservation, uses_reserved_blocks), SCARCE),
     **dict.fromkeys((omits_preempted_sequences, preempts_pinned_sequences_too), SCARCE),
+    **dict.fromkeys((waits_for_slow_masks, counts_held_sequences_as_stuck), AMPLE),
     admits_more_rows_than_a_step_takes: {"slots": 6, "batch": 2, "tokens": 12, "blocks": [16] * 3},
 }
 
