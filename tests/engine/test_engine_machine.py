@@ -1,7 +1,7 @@
-"""The engine under random submits, aborts, timeouts and failures, compared with an oracle in a plain loop.
+"""The engine under random submits, aborts, suspensions, timeouts and failures, compared with a plain loop.
 
-A sequence's output is the same as alone, whether it is preempted, resumed, prefilled in chunks, found in the
-prefix cache or overlapped. The state machines of the compiled extensions are in `tests/cext`.
+A sequence's output is the same as alone, whether it is preempted, suspended, prefilled in chunks, found in
+the prefix cache or overlapped. The state machines of the compiled extensions are in `tests/cext`.
 """
 
 from array import array
@@ -201,6 +201,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.under_way: list = []
         self.submitted: list[Submitted] = []
         self.open: set[int] = set()
+        self.suspended: set[int] = set()  # as was requested last; ended ones stay
         self.deadlines: dict[int, float] = {}
         self.errors_collected: dict[int, str] = {}
 
@@ -236,6 +237,38 @@ class EngineMachine(RuleBasedStateMachine):
         key = data.draw(st.integers(0, len(self.submitted)), label="key")
         self.open.discard(key)
         self.engine.abort(key)
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def suspend(self, data) -> None:
+        """Suspend any sequence: new, compiling, running, in a step, suspended, ended or unknown."""
+        key = data.draw(st.integers(0, len(self.submitted)), label="key")
+        self.suspended |= {key} & self.open
+        self.engine.suspend(key)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def suspend_some_for_steps(self, data) -> None:
+        """Suspend some of those that run, take steps without them, and resume some."""
+        open_now = sorted(self.open)
+        keys = data.draw(
+            st.lists(st.sampled_from(open_now), min_size=1, max_size=4, unique=True), label="keys"
+        )
+        for key in keys:
+            self.suspended.add(key)
+            self.engine.suspend(key)
+        self.run_steps(data.draw(st.integers(1, 8), label="steps"))
+        for key in keys[: data.draw(st.integers(0, 4), label="resumed")]:
+            self.resume_key(key)
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def resume(self, data) -> None:
+        self.resume_key(data.draw(st.integers(0, len(self.submitted)), label="key"))
+
+    def resume_key(self, key: int) -> None:
+        self.suspended.discard(key)
+        self.engine.resume(key)
 
     @rule(seconds=st.floats(0.1, 2.0))
     def let_time_pass(self, seconds) -> None:
@@ -280,9 +313,30 @@ class EngineMachine(RuleBasedStateMachine):
                 self.deadlines[key] = now_s + self.submitted[key].timeout_s
         step = self.engine.plan(now_s)
         assert all(self.deadlines[key] >= now_s for key in self.deadlines.keys() & self.engine._live.by_key)
+        for sequence in self.engine._live.by_key.values():
+            if sequence.state is not SequenceStatus.COMPILING:
+                is_suspended = sequence.state is SequenceStatus.SUSPENDED
+                assert is_suspended == (sequence.key in self.suspended), sequence.key
         if step is not None:
             self.check_step(step)
+        elif self.open and self.open <= self.suspended and not self.under_way and not self.compiler.waiting:
+            self.check_rest(now_s)
         return step
+
+    def check_rest(self, now_s) -> None:
+        """An engine with nothing but suspended sequences uses no time until one of them is overdue."""
+        self.collect(self.engine.take_outcome())
+        if not self.open:
+            return
+        wait_s = self.engine.wait_s(now_s)
+        limits = [self.deadlines[key] - now_s for key in self.open if key in self.deadlines]
+        if limits and wait_s is not None:
+            assert wait_s <= min(limits) + 0.01
+        if wait_s is None:
+            assert not limits
+            assert not self.engine._trimming.changed
+        else:
+            assert wait_s > 0 or self.engine.trim_if_due(now_s) is not None
 
     def check_step(self, step) -> None:
         counts = [last - first for first, last in zip(step.query_starts, step.query_starts[1:], strict=False)]
@@ -380,20 +434,26 @@ class EngineMachine(RuleBasedStateMachine):
         assert counts.accepted_tokens <= counts.draft_tokens
         assert counts.preemptions <= MOST_PREEMPTIONS * len(self.submitted)
         assert self.engine._live.by_key.keys() <= self.open
-        assert counts.running + counts.pending == len(self.engine._live.by_key)
+        assert counts.running + counts.pending + counts.suspended == len(self.engine._live.by_key)
         assert self.engine.idle == (not self.open and not self.under_way)
         states = Counter(sequence.state for sequence in self.engine._live.by_key.values())
         assert self.compiler.waiting == states[SequenceStatus.COMPILING]
         for sequence in self.engine._live.by_key.values():
             assert sequence.preemptions <= MOST_PREEMPTIONS
             assert (sequence.state is SequenceStatus.PROCESSING) == (sequence.handle != 0)
+            assert sequence.held is None or sequence.handle == 0
+        assert counts.suspended == states[SequenceStatus.SUSPENDED]
 
     @invariant()
     def all_blocks_are_accounted_for(self) -> None:
         memory = self.engine._memory
         running = [one for one in self.engine._live.by_key.values() if one.state is SequenceStatus.PROCESSING]
-        tables = [self.engine.batch.block_ids(one.slot) for one in running]
+        running_tables = [self.engine.batch.block_ids(one.slot) for one in running]
+        held = [one.held for one in self.engine._live.by_key.values() if one.held is not None]
+        tables = running_tables + held
         for group, pool in enumerate(memory.pools):
+            in_batch = Counter(block for table in running_tables for block in table[group] if block >= 0)
+            assert memory.shared_tokens(group) == (in_batch.total() - len(in_batch)) * BLOCK_SIZE
             used = Counter(block for table in tables for block in table[group] if block >= 0)
             assert [used[block] for block in range(pool.total)] == [
                 pool.reference_count(block) for block in range(pool.total)
@@ -409,6 +469,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         steps = 0
         self.slow_masks.held.clear()
+        for key in sorted(self.suspended):
+            self.resume_key(key)
         while self.open or self.under_way:
             steps += 1
             self.compiler.compile()
@@ -559,6 +621,79 @@ def keeps_the_blocks_of_wrong_drafts(self, sequence):
     self._batch.take_unused_blocks(sequence.slot)
 
 
+def leaks_held_blocks(self, sequence, *, keep=True):
+    if sequence.held is not None:
+        del self._holders[sequence.key]
+        sequence.held = None
+        sequence.tokens.rewind(0)
+
+
+def frees_held_blocks(self, sequence):
+    hold(self, sequence)
+    for pool, blocks in zip(self.pools, sequence.held, strict=True):
+        pool.free_blocks(blocks)
+
+
+def holds_no_partial_block(self, sequence):
+    hold(self, sequence)
+    whole = sequence.tokens.committed // BLOCK_SIZE
+    for pool, blocks in zip(self.pools, sequence.held, strict=True):
+        pool.free_blocks(blocks[whole:])
+        del blocks[whole:]
+
+
+def resumes_a_token_late(self, sequence):
+    prefix = allocate_rest(self, sequence)
+    if prefix is not None and prefix.tokens + 1 < sequence.tokens.num_tokens:
+        prefix.tokens += 1
+    return prefix
+
+
+def never_takes_held_blocks(self, needed, *, but=None):
+    return self._are_available(needed)
+
+
+def keeps_the_slot_of_suspended_ones(self, sequence):
+    sequence.become(SequenceStatus.SUSPENDED)
+    self._suspended[sequence.key] = sequence
+
+
+def keeps_the_suspended_one_queued(self, sequence):
+    queued = sequence.handle == 0
+    suspend(self, sequence)
+    if queued:
+        self._queue.append(sequence)
+
+
+def never_resumes(self, sequence):
+    pass
+
+
+def resumes_twice(self):
+    suspends = dict(self._suspends)
+    suspend_and_resume(self)
+    for key, wish in suspends.items():
+        if not wish and self.by_key[key].state is SequenceStatus.PENDING:
+            self._scheduler.submit(self.by_key[key])
+
+
+def ends_suspended_ones_without_the_scheduler(self, sequence, *, keep=True):
+    if sequence.key not in self._suspended:
+        remove_from(self, sequence, keep=keep)
+
+
+def forgets_the_time_of_suspended_ones(self, now_s):
+    held = {key: one for key, one in self.by_key.items() if one.state is SequenceStatus.SUSPENDED}
+    for key in held:
+        del self.by_key[key]
+    end_overdue(self, now_s)
+    self.by_key.update(held)
+
+
+def spins_while_all_are_suspended(self):
+    return False
+
+
 class _Unfreeable:
     def __init__(self, slots):
         self._slots = slots
@@ -579,6 +714,9 @@ preempt, schedule_chunk, fill_step = (
 hold_slow = StepScheduler._hold_slow
 commit = Engine.commit
 remove, fail, end = RunningSequences.remove, LiveSequences.fail, LiveSequences._end
+hold, allocate_rest = Memory.hold, Memory._allocate_rest
+suspend, remove_from = StepScheduler.suspend, StepScheduler.remove
+suspend_and_resume, end_overdue = LiveSequences.suspend_and_resume, LiveSequences.end_overdue
 
 MUTANTS = [
     (Memory, "free", never_frees_blocks),
@@ -602,6 +740,18 @@ MUTANTS = [
     (LiveSequences, "cancel", aborts_without_freeing),
     (Engine, "commit", accepts_wrong_drafts),
     (Memory, "rewind", keeps_the_blocks_of_wrong_drafts),
+    (Memory, "give_up", leaks_held_blocks),
+    (Memory, "hold", frees_held_blocks),
+    (Memory, "hold", holds_no_partial_block),
+    (Memory, "_allocate_rest", resumes_a_token_late),
+    (Memory, "_make_available", never_takes_held_blocks),
+    (StepScheduler, "suspend", keeps_the_slot_of_suspended_ones),
+    (StepScheduler, "suspend", keeps_the_suspended_one_queued),
+    (StepScheduler, "resume", never_resumes),
+    (StepScheduler, "remove", ends_suspended_ones_without_the_scheduler),
+    (LiveSequences, "suspend_and_resume", resumes_twice),
+    (LiveSequences, "end_overdue", forgets_the_time_of_suspended_ones),
+    (LiveSequences, "rest", property(spins_while_all_are_suspended)),
 ]
 
 
@@ -619,12 +769,15 @@ DETECTED_WITH = {
     **dict.fromkeys((frees_blocks_but_not_the_reservation, uses_reserved_blocks), SCARCE),
     **dict.fromkeys((omits_preempted_sequences, preempts_pinned_sequences_too), SCARCE),
     **dict.fromkeys((waits_for_slow_masks, counts_held_sequences_as_stuck), AMPLE),
+    never_takes_held_blocks: SCARCE,
     admits_more_rows_than_a_step_takes: {"slots": 6, "batch": 2, "tokens": 12, "blocks": [16] * 3},
 }
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "mutant"), MUTANTS, ids=[mutant.__name__ for *_, mutant in MUTANTS]
+    ("owner", "name", "mutant"),
+    MUTANTS,
+    ids=[getattr(mutant, "fget", mutant).__name__ for *_, mutant in MUTANTS],
 )
 def test_state_machine_detects_an_engine_that(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)

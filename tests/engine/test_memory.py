@@ -171,3 +171,118 @@ def test_longest_sequence_is_what_no_group_bounds(blocks, windows, tokens):
 @pytest.mark.parametrize(("window", "blocks"), [(None, 50), (6, 11), (1000, 50)])
 def test_window_limits_the_blocks_of_one_sequence(window, blocks):
     assert blocks == blocks_ceiling(50, window, SIZE, 16)
+
+
+# Suspended sequences -------------------------------------------------------------------------------
+
+
+def suspended(cache: Cache, key: int, tokens: int, *, pinned=False) -> Sequence:
+    """Return a sequence that was computed to its last token and suspended."""
+    sequence = cache.new(key, tokens, pinned=pinned, prompt=range(key, 100))
+    cache.enter(sequence)
+    for first in range(0, tokens, 16):
+        cache.compute(sequence, min(16, tokens - first))
+    cache.memory.hold(sequence)
+    return sequence
+
+
+@pytest.mark.parametrize("windows", [(None,), (6,), (None, 6)])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_suspended_sequence_goes_on_with_its_own_blocks_and_computes_nothing_again(windows, prefix_cache):
+    cache = Cache(blocks=[20] * len(windows), windows=windows, prefix_cache=prefix_cache)
+    sequence = suspended(cache, 1, 30)
+    held = sequence.held
+    assert sequence.held is not None
+    assert cache.enter(sequence) == 30
+    assert [[*ids[: len(before)]] for ids, before in zip(cache.batch.block_ids(1), held, strict=True)] == [
+        *held
+    ]
+    assert sequence.held is None
+    cache.leave(sequence)
+    assert cache.available == [20] * len(windows)
+
+
+def test_what_is_cached_is_evicted_before_suspended_sequences_lose_blocks():
+    cache = Cache(blocks=(12,))
+    ended = cache.new(1, 15, prompt=range(60, 100))
+    cache.enter(ended)
+    cache.compute(ended, 15)
+    first, second = suspended(cache, 2, 10), suspended(cache, 3, 10)
+    cache.leave(ended)  # the latest in the cache, and still the first to go
+    assert cache.available == [6]
+    assert cache.enter(cache.new(4, 23, prompt=range(40, 80))) == 0
+    assert (len(first.held[0]), len(second.held[0])) == (3, 3)
+    assert cache.available == [0]
+    assert cache.enter(cache.new(5, 5, prompt=range(50, 80))) == 0
+    assert (first.held is None, second.held) == (False, None)  # the latest has given up
+    assert second.tokens.computed == 0
+
+
+def test_nothing_is_given_up_for_what_does_not_fit_anyway():
+    cache = Cache(blocks=(12,))
+    running = cache.new(1, 17)
+    cache.enter(running)
+    sequence = suspended(cache, 2, 10)
+    assert cache.enter(cache.new(3, 40)) is None
+    assert sequence.held is not None
+    assert cache.available == [4]
+
+
+def test_blocks_that_were_given_up_are_found_in_the_prefix_cache():
+    cache = Cache(blocks=(12,))
+    sequence = suspended(cache, 1, 30)
+    cache.memory.give_up(sequence)
+    assert cache.available == [12]
+    assert cache.enter(sequence) == 28
+
+
+@pytest.mark.parametrize("windows", [(None,), (6,)])
+def test_pinned_sequence_has_no_reservation_while_it_is_suspended_and_a_new_one_afterwards(windows):
+    cache = Cache(windows=windows)
+    sequence = cache.new(1, 10, max_tokens=30, pinned=True)
+    cache.enter(sequence)
+    cache.compute(sequence, 10)
+    reserved = sum(sequence.reserved)
+    assert reserved > 0
+    cache.memory.hold(sequence)
+    assert cache.memory.unreserved(0) == cache.available[0]
+    assert cache.enter(sequence) == (0 if windows == (6,) else 10)
+    held = sum(block >= 0 for block in cache.batch.block_ids(1)[0])
+    assert held + sum(sequence.reserved) >= min(10, cache.memory.ceiling(0) // SIZE)
+    cache.leave(sequence)
+    assert cache.memory.unreserved(0) == 20
+
+
+def test_decode_takes_a_block_from_a_suspended_sequence():
+    cache = Cache(blocks=(5,))
+    running = cache.new(1, 8, prompt=range(50, 90))
+    cache.enter(running)
+    sequence = suspended(cache, 2, 9)
+    assert cache.available == [0]
+    cache.compute(running, 8)
+    by_slot = [None] * 8
+    assert cache.memory.extend_by_one_block([1], by_slot)
+    assert sequence.held is None
+
+
+def test_drafts_take_no_block_from_a_suspended_sequence():
+    cache = Cache(blocks=(5,))
+    running = cache.new(1, 8, prompt=range(50, 90))
+    cache.enter(running)
+    sequence = suspended(cache, 2, 9)
+    cache.compute(running, 8)
+    assert cache.memory.extend_for_drafts(running, 3) == -1
+    assert sequence.held is not None
+
+
+def test_blocks_that_suspended_sequences_share_do_not_count_as_shared():
+    cache = Cache()
+    first, second = cache.new(1, 9), cache.new(2, 13)
+    cache.enter(first)
+    cache.compute(first, 9)
+    assert cache.enter(second) == 8
+    assert cache.memory.shared_tokens(0) == 8
+    cache.memory.hold(first)
+    assert cache.memory.shared_tokens(0) == 0
+    cache.memory.give_up(first)
+    assert cache.memory.shared_tokens(0) == 0

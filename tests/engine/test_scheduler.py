@@ -288,7 +288,7 @@ def test_newest_sequence_is_preempted_and_requeued_first():
         SequenceStatus.PENDING,
     ]
     assert (sequences[2].preemptions, sequences[2].tokens.computed) == (1, 0)
-    assert [*driver.scheduler._queue._classes[1]] == [2, 9]
+    assert [key for part in driver.scheduler._queue._classes.values() for key in part] == [2, 9]
 
 
 def test_lowest_class_is_preempted_first():

@@ -22,6 +22,7 @@ ALLOWED = {
         (SequenceStatus.PENDING, state)
         for state in (
             SequenceStatus.PROCESSING,
+            SequenceStatus.SUSPENDED,
             SequenceStatus.FAILED,
             SequenceStatus.TIMEOUT,
             SequenceStatus.CANCELLED,
@@ -29,6 +30,16 @@ ALLOWED = {
     ),
     *((SequenceStatus.PROCESSING, state) for state in ENDS),
     (SequenceStatus.PROCESSING, SequenceStatus.PENDING),
+    (SequenceStatus.PROCESSING, SequenceStatus.SUSPENDED),
+    *(
+        (SequenceStatus.SUSPENDED, state)
+        for state in (
+            SequenceStatus.PENDING,
+            SequenceStatus.FAILED,
+            SequenceStatus.TIMEOUT,
+            SequenceStatus.CANCELLED,
+        )
+    ),
 }
 
 

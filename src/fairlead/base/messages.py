@@ -19,7 +19,7 @@ from fairlead.base.job import FinishReason, Sampling, TokenLogprob
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
 # The version of the messages between an engine and its clients: increased when a message changes.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 # A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection, 1 or more.
 KEY_BITS = 40
 
@@ -141,6 +141,18 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     key: int
 
 
+class Suspend(msgspec.Struct, frozen=True, array_like=True, tag="suspend"):
+    """Takes a sequence out of steps, and its slot, until `Resume`. Has no effect on one that has ended."""
+
+    key: int
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    """Lets a suspended sequence go on where it was. Has no effect on any other."""
+
+    key: int
+
+
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
     """The parent requests a frame with the current statistics."""
 
@@ -252,11 +264,12 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits: tokens that were found there.
     preemptions: sequences that lost their blocks to others, and were computed again.
     cached_tokens: tokens in the prefix cache now.
-    cache_usage: the fraction of the blocks that running sequences hold, 0 to 1.
+    cache_usage: the fraction of the blocks that running and suspended sequences hold, 0 to 1.
     step_s: the time that all steps took.
     step_tokens: the tokens that they computed.
     draft_tokens: drafts that were tried.
     accepted_tokens: drafts that the model has chosen itself.
+    suspended: sequences that have no slot until they are resumed.
     """
 
     running: int = 0
@@ -276,6 +289,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
     step_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    suspended: int = 0
 
 
 class Attached(msgspec.Struct, frozen=True, array_like=True, tag="attached"):
@@ -327,8 +341,8 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 FromParent = WorkerSpec | Ping | Epoch
-FromClient = Attach | Submit | Prepare | Abort
-ToEngine = Submit | Prepare | Abort | Ping | Epoch
+FromClient = Attach | Submit | Prepare | Abort | Suspend | Resume
+ToEngine = Submit | Prepare | Abort | Suspend | Resume | Ping | Epoch
 ToParent = LoadProgress | Ready | LoadFailure | StepOutputs
 ToClient = Attached | AttachRefused | StepOutputs
 

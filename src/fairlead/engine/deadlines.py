@@ -15,6 +15,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def earliest_s(self) -> float | None:
+        """The earliest deadline, which may be of a sequence that has ended; None: there is none."""
+        return self._heap[0][0] if self._heap else None
+
     def add(self, key: int, deadline_s: float) -> None:
         heapq.heappush(self._heap, (deadline_s, key))
 

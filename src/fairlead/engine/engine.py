@@ -209,9 +209,25 @@ class Engine:
         """
         self._live.cancel(key)
 
+    def suspend(self, key: int) -> None:
+        """Take a sequence out of steps, from the next plan on; one that has ended is ignored.
+
+        Its slot is free then. Its blocks are kept until memory is needed for others, and nothing that is
+        cached can be evicted for them. It has its time limit as before.
+        """
+        self._live.suspend(key)
+
+    def resume(self, key: int) -> None:
+        """Let a suspended sequence go on; any other is ignored.
+
+        It waits for a slot before new sequences of its class, and continues as if it had not been suspended.
+        """
+        self._has_no_work = False
+        self._live.resume(key)
+
     @property
     def recomputed_tokens(self) -> int:
-        """Tokens that were computed again because their sequence was preempted."""
+        """Tokens that were computed again because their sequence was preempted or suspended."""
         return self._scheduler.recomputed_tokens
 
     @property
@@ -227,15 +243,19 @@ class Engine:
     def wait_s(self, now_s: float) -> float | None:
         """Return how long to wait for a message before the next `plan`; None: until one arrives.
 
-        An idle engine still has to trim its cache once, when that is due.
+        An idle engine still has to trim its cache once, when that is due, and one with nothing but suspended
+        sequences has to end those that are out of time.
         """
         if self.idle:
             return self._trimming.wait_s(now_s)
+        if self._rests:
+            waits_s = self._trimming.wait_s(now_s), self._live.wait_s(now_s)
+            return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
         return FINDING_POLL_S if self._has_no_work and self.compiling and not self._under_way else 0.0
 
     def trim_if_due(self, now_s: float) -> TrimmedCache | None:
-        """Trim the cache of an idle engine, if that is due."""
-        return self._trimming.trim_when_idle(now_s) if self.idle else None
+        """Trim the cache of an engine that is idle or waits for its sequences to be resumed, if it is due."""
+        return self._trimming.trim_when_idle(now_s) if self.idle or self._rests else None
 
     def statistics(self) -> EngineStatistics:
         """Return current counts, and totals since the start. Blocks are those of the first group."""
@@ -257,6 +277,7 @@ class Engine:
             step_tokens=self._step_tokens,
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
+            suspended=scheduler.suspended,
         )
 
     # Steps -------------------------------------------------------------------------------------------
@@ -269,6 +290,7 @@ class Engine:
         assert len(self._under_way) < self._steps_at_once
         self._live.queue_compiled()
         self._live.end_overdue(now_s)
+        self._live.suspend_and_resume()
         self._trimming.trim_if_due(now_s)
         step = self._scheduler.plan(now_s)
         self._has_no_work = step is None
@@ -335,6 +357,11 @@ class Engine:
         return Outcome(b"", b"", self._live.take_early_outputs())
 
     # Helpers -----------------------------------------------------------------------------------------
+
+    @property
+    def _rests(self) -> bool:
+        """Whether all sequences are suspended, and there is nothing to do or to report."""
+        return self._live.rest and not self._under_way
 
     def _embedded(self, sampled: SampledTokens, committed: Committed) -> list[Output]:
         """End the sequences that were computed to their last token, each with its vector."""

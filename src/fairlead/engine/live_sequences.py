@@ -16,6 +16,7 @@ from fairlead.language.structured.compiler import GrammarCompiler
 
 # In Python 3.11, reading these from the enumeration takes 0.5 µs.
 COMPILING, COMPLETED = SequenceStatus.COMPILING, SequenceStatus.COMPLETED
+CLOCK_GRAIN_S = 0.001  # a time limit has passed a little later, not at its end
 STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
 
 
@@ -40,6 +41,7 @@ class LiveSequences:
         self._preparing: set[int] = set()  # keys of grammars that are compiled before their sequences come
         self._untimed: list[Sequence] = []  # since the last plan; their time limits begin with the next one
         self._deadlines = Deadlines()
+        self._suspends: dict[int, bool] = {}  # by key: suspend it, or resume it, at the next plan
 
     def __len__(self) -> int:
         return len(self.by_key) + len(self._early_outputs) + len(self._preparing)
@@ -119,6 +121,41 @@ class LiveSequences:
             self._compiler.cancel(key)
         if (sequence := self.by_key.get(key)) is not None:
             self._end(sequence, SequenceStatus.CANCELLED)
+
+    def suspend(self, key: int) -> None:
+        """Suspend a sequence at the next plan, unless it has ended or is resumed before."""
+        if key in self.by_key:
+            self._suspends[key] = True
+
+    def resume(self, key: int) -> None:
+        """Resume a sequence at the next plan, unless it has ended or is suspended again before."""
+        if key in self.by_key:
+            self._suspends[key] = False
+
+    @property
+    def rest(self) -> bool:
+        """Whether all sequences are suspended, and there is nothing to report."""
+        return len(self) == self._scheduler.suspended and not self._suspends
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Return how long until the time limit of a sequence has passed; None: there is none."""
+        earliest_s = self._deadlines.earliest_s
+        return None if earliest_s is None else max(0.0, earliest_s - now_s) + CLOCK_GRAIN_S
+
+    def suspend_and_resume(self) -> None:
+        """Do what was requested since the last plan. A sequence without its grammar is suspended later."""
+        if not self._suspends:
+            return
+        requested, self._suspends = self._suspends, {}
+        for key, suspends in requested.items():
+            sequence = self.by_key[key]
+            if not suspends:
+                if sequence.state is SequenceStatus.SUSPENDED:
+                    self._scheduler.resume(sequence)
+            elif sequence.state is COMPILING:
+                self._suspends[key] = True
+            elif sequence.state is not SequenceStatus.SUSPENDED:
+                self._scheduler.suspend(sequence)
 
     def end_overdue(self, now_s: float) -> None:
         """End the sequences that are out of time."""
@@ -208,6 +245,7 @@ class LiveSequences:
         before = sequence.state
         sequence.become(final)
         del self.by_key[sequence.key]
+        self._suspends.pop(sequence.key, None)
         if before is COMPILING:
             assert self._compiler is not None
             self._compiler.cancel(sequence.key)

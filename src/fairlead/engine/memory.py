@@ -5,6 +5,7 @@ blocks are available when it needs them. Independent of the queue and of steps.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence as ReadOnlySequence
 
 import msgspec
@@ -34,6 +35,10 @@ class Memory:
     `prefix_cache`: keep blocks of ended sequences, and blocks that slid out of a window, for sequences that
     begin with the same tokens and salt. Kept blocks are evicted when memory is needed, so they count as
     available.
+
+    A suspended sequence holds its blocks, the last of which may be partly full. They do not count as
+    available, but are given up, a sequence at a time, when everything that is available does not suffice.
+    What is given up goes to the prefix cache first, as the latest.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class Memory:
             for blocks in blocks_total
         )
         self._groups = range(len(self.pools))
+        self._none_reserved = [0] * len(self.pools)
         self._sliding = tuple(group for group, window in enumerate(windows) if window is not None)
         # Whether some group has a window, so that blocks are taken and freed while a sequence runs.
         self.slides = bool(self._sliding)
@@ -84,6 +90,7 @@ class Memory:
         tables = map(batch.block_table, range(len(self.pools)))
         self._rows = [[row.data for row in np.asarray(table)] for table in tables]  # by group and slot
         self._reserved = [0] * len(self.pools)
+        self._holders: dict[int, Sequence] = {}  # sequences with `held` blocks by key, the latest last
         # How many blocks of a prefix later tokens attend to, by group; None: all.
         self._seen = [None if window is None else -(-(window - 1) // block_size) for window in windows]
 
@@ -103,8 +110,13 @@ class Memory:
         return self.pools[group].available - self._reserved[group]
 
     def shared_tokens(self, group: int) -> int:
-        """Return the tokens in blocks that several sequences hold, once for each holder but the first."""
-        return self.pools[group].shared * self._block_size
+        """Return the tokens in blocks that several running sequences have, once for each but the first."""
+        pool = self.pools[group]
+        shared = pool.shared
+        if self._holders:
+            held = Counter(block for one in self._holders.values() for block in _held(one, group))
+            shared -= sum(min(count, pool.reference_count(block) - 1) for block, count in held.items())
+        return shared * self._block_size
 
     def new_hashes(self, salt: bytes) -> BlockHashes | None:
         """Return a hash chain for a new sequence; None without a prefix cache."""
@@ -117,49 +129,39 @@ class Memory:
 
         The result has both; computation starts at its `tokens`, with at least one token left. None, with
         nothing taken, if blocks are missing. A pinned sequence takes or reserves all that it can ever need.
+        A sequence that was suspended goes on with the blocks that it holds.
         """
         pinned = sequence.is_pinned()
+        if sequence.held is not None:
+            if not (pinned and self.slides):
+                return self._allocate_rest(sequence)
+            self.give_up(sequence)
         if pinned and self.slides:
             sequence.hashes = None  # a shared block would not become free when it slides out
         prefix = self._match(sequence)
-        total = sequence.tokens.num_tokens
-        needed: list[int] = []
-        reserved = [0] * len(self.pools) if pinned else None
-        for group in self._groups:
-            blocks = prefix.blocks[group]
-            # Before `unreserved`, which counts untouched blocks as available.
-            if blocks:
-                self.pools[group].touch(blocks)
-            tokens = total
-            if self.windows[group] is not None:
-                tokens = min(tokens, prefix.tokens + self._chunks[group])
-            count = most = -(-tokens // self._block_size) - len(blocks)
-            needed.append(count)
-            if reserved is not None:
-                reserved[group] = self._reservation(group, sequence, prefix, count)
-                most += reserved[group]
-            if most > self.unreserved(group):
-                for touched in range(group + 1):
-                    self.pools[touched].free_blocks(prefix.blocks[touched])
-                return None
-        for group in self._groups:
-            prefix.blocks[group].extend(self.pools[group].get_new_blocks(needed[group]))
-            if reserved is not None:
-                self._reserved[group] += reserved[group]
-        sequence.reserved = reserved
+        for pool, blocks in zip(self.pools, prefix.blocks, strict=True):
+            if blocks:  # before `unreserved`, which counts untouched blocks as available
+                pool.touch(blocks)
+        if not self._append_new(sequence, prefix):
+            for pool, blocks in zip(self.pools, prefix.blocks, strict=True):
+                pool.free_blocks(blocks)
+            return None
         sequence.reused = sequence.indexed = prefix.tokens // self._block_size
         return prefix
 
-    def extend(self, sequence: Sequence, tokens: int) -> bool:
-        """Take the blocks that its first `tokens` tokens lack; False, with none taken, if a pool is short."""
+    def extend(self, sequence: Sequence, tokens: int, *, from_holders: bool = True) -> bool:
+        """Take the blocks that its first `tokens` tokens lack; False, with none taken, if a pool is short.
+
+        Suspended sequences give up theirs for it, unless `from_holders` is False.
+        """
         columns = -(-tokens // self._block_size)
         needed = [max(0, columns - count) for count in self._batch.block_counts(sequence.slot)]
         if not any(needed):
             return True
-        for group, count in enumerate(needed):
-            own = 0 if sequence.reserved is None else sequence.reserved[group]
-            if count > self.unreserved(group) + own:
-                return False
+        own = sequence.reserved or self._none_reserved
+        most = [max(0, count - mine) for count, mine in zip(needed, own, strict=True)]
+        if not (self._make_available(most) if from_holders else self._are_available(most)):
+            return False
         taken = tuple(pool.get_new_blocks(count) for pool, count in zip(self.pools, needed, strict=True))
         self._batch.append_block_ids(sequence.slot, taken)
         for group, count in enumerate(needed):
@@ -170,7 +172,7 @@ class Memory:
         self, slots: ReadOnlySequence[int], by_slot: ReadOnlySequence[Sequence | None]
     ) -> bool:
         """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
-        if len(self.pools) > 1 or len(slots) > self.unreserved(0):
+        if len(self.pools) > 1 or not self._make_available([len(slots)]):
             return False
         for slot, block in zip(slots, self.pools[0].get_new_blocks(len(slots)), strict=True):
             self._batch.append_block_ids(slot, ([block],))
@@ -183,6 +185,8 @@ class Memory:
     def extend_for_chunk(self, sequence: Sequence, count: int) -> int:
         """Take the blocks for its next `count` tokens or fewer; return for how many tokens."""
         start = sequence.tokens.computed
+        if self._holders:
+            self._make_room_for_chunk(sequence, start + count)
         for group in self._sliding:
             own = 0 if sequence.reserved is None else sequence.reserved[group]
             columns = self._batch.block_counts(sequence.slot)[group] + self.unreserved(group) + own
@@ -197,7 +201,7 @@ class Memory:
         A pinned sequence takes none, so that what is reserved for it stays what it needs.
         """
         computed = sequence.tokens.computed
-        if sequence.reserved is None and self.extend(sequence, computed + 1 + drafts):
+        if sequence.reserved is None and self.extend(sequence, computed + 1 + drafts, from_holders=False):
             return drafts
         room = min(self._batch.block_counts(sequence.slot)) * self._block_size - computed
         return min(drafts, room - 1)
@@ -233,22 +237,34 @@ class Memory:
         With `keep`, indexed ones stay cached until memory is needed: at most `max_entries` tokens, however
         seldom `trim` is called. Without, those that it computed and that slid out of a window go too.
         """
-        hashes = sequence.hashes
         blocks = self._batch.block_ids(sequence.slot)
         self._batch.remove_request(sequence.slot)
-        for group in self._groups:
-            pool = self.pools[group]
-            if keep and hashes is not None:
-                pool.retire(sequence.key, blocks[group])
-                self._bound_entries(pool)
-                continue
-            pool.free_blocks(blocks[group])
-            if hashes is not None and self.windows[group] is not None:
-                pool.forget_blocks(hashes, sequence.reused, sequence.indexed)
-        if sequence.reserved is not None:
-            for group, count in enumerate(sequence.reserved):
-                self._reserved[group] -= count
-            sequence.reserved = None
+        self._free_blocks(sequence, blocks, keep=keep)
+        self._cancel_reservation(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Remove a sequence from the batch; it holds its blocks until it starts again or gives them up.
+
+        What a step under way computes is lost. Blocks for drafts of it are freed, and a reservation ends.
+        """
+        blocks = self._batch.block_ids(sequence.slot)
+        self._batch.remove_request(sequence.slot)
+        columns = -(-sequence.tokens.num_tokens // self._block_size)
+        for pool, ids in zip(self.pools, blocks, strict=True):
+            pool.free_blocks(ids[columns:])
+        sequence.held = tuple(ids[:columns].tolist() for ids in blocks)
+        sequence.evicted_tokens = sequence.tokens.committed
+        self._holders[sequence.key] = sequence
+        self._cancel_reservation(sequence)
+
+    def give_up(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Free the blocks that a sequence holds; `keep` as in `free`. It will be computed from its start."""
+        if sequence.held is None:
+            return
+        del self._holders[sequence.key]
+        blocks, sequence.held = sequence.held, None
+        self._free_blocks(sequence, blocks, keep=keep)
+        sequence.tokens.rewind(0)
 
     def trim(self) -> int:
         """Evict kept blocks, in eviction order, while a threshold is exceeded; return how many it freed."""
@@ -274,6 +290,92 @@ class Memory:
         within = tokens.committed % self._block_size > 0
         decodes = tokens.num_tokens - tokens.committed <= 2  # with the token in flight
         return within and decodes and 8 * self.unreserved(group) > pool.total
+
+    def _allocate_rest(self, sequence: Sequence) -> Prefix | None:
+        """Take the blocks that a sequence needs besides those that it holds; see `allocate`."""
+        assert sequence.held is not None
+        prefix = Prefix(tuple(map(list, sequence.held)), sequence.tokens.computed)
+        if not self._append_new(sequence, prefix):
+            return None
+        del self._holders[sequence.key]
+        sequence.held = None
+        return prefix
+
+    def _append_new(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Append the new blocks for its first chunk to `prefix`; False, with none taken, if a pool is short.
+
+        A pinned sequence reserves what else it can ever need.
+        """
+        needed = []
+        for group in self._groups:
+            tokens = sequence.tokens.num_tokens
+            if self.windows[group] is not None:
+                tokens = min(tokens, prefix.tokens + self._chunks[group])
+            needed.append(max(0, -(-tokens // self._block_size) - len(prefix.blocks[group])))
+        reserved = None
+        most = needed
+        if sequence.is_pinned():
+            reserved = [
+                self._reservation(group, sequence, prefix, count) for group, count in enumerate(needed)
+            ]
+            most = [count + rest for count, rest in zip(needed, reserved, strict=True)]
+        if not self._make_available(most, but=sequence):
+            return False
+        for group in self._groups:
+            prefix.blocks[group].extend(self.pools[group].get_new_blocks(needed[group]))
+            if reserved is not None:
+                self._reserved[group] += reserved[group]
+        sequence.reserved = reserved
+        return True
+
+    def _are_available(self, needed: ReadOnlySequence[int]) -> bool:
+        """Return whether so many blocks by group are available, and are not reserved."""
+        return all(count <= self.unreserved(group) for group, count in enumerate(needed))
+
+    def _make_available(self, needed: ReadOnlySequence[int], *, but: Sequence | None = None) -> bool:
+        """Give up blocks of suspended sequences, except `but`, until so many by group are available.
+
+        False if that cannot suffice. The latest holder gives up first: it will probably be the last to go on.
+        """
+        if self._are_available(needed):
+            return True
+        holders = [one for one in self._holders.values() if one is not but]
+        for group, count in enumerate(needed):
+            # An upper bound, because blocks may be shared: nothing is given up if even that does not suffice.
+            if count > self.unreserved(group) + sum(len(_held(one, group)) for one in holders):
+                return False
+        while holders and not self._are_available(needed):
+            self.give_up(holders.pop())
+        return self._are_available(needed)
+
+    def _make_room_for_chunk(self, sequence: Sequence, tokens: int) -> None:
+        """Have suspended sequences give up blocks, as far as that helps this one to `tokens` tokens."""
+        counts = self._batch.block_counts(sequence.slot)
+        own = sequence.reserved or self._none_reserved
+        needed = [0] * len(self.pools)
+        for group in self._sliding:
+            chunk = min(tokens, sequence.tokens.computed + self._chunks[group])
+            needed[group] = max(0, -(-chunk // self._block_size) - counts[group] - own[group])
+        self._make_available(needed)
+
+    def _free_blocks(
+        self, sequence: Sequence, blocks: ReadOnlySequence[ReadOnlySequence[int]], *, keep: bool
+    ) -> None:
+        """Remove a sequence's references to its blocks; see `free`."""
+        hashes = sequence.hashes
+        for group, pool in enumerate(self.pools):
+            if keep and hashes is not None:
+                pool.retire(sequence.key, blocks[group])
+                self._bound_entries(pool)
+                continue
+            pool.free_blocks(blocks[group])
+            if hashes is not None and self.windows[group] is not None:
+                pool.forget_blocks(hashes, sequence.reused, sequence.indexed)
+
+    def _cancel_reservation(self, sequence: Sequence) -> None:
+        for group, count in enumerate(sequence.reserved or ()):
+            self._reserved[group] -= count
+        sequence.reserved = None
 
     def _match(self, sequence: Sequence) -> Prefix:
         """Return the longest prefix that every group has cached and that leaves a token to compute.
@@ -317,6 +419,12 @@ class Memory:
             count = min(count, sequence.reserved[group])
             sequence.reserved[group] -= count
             self._reserved[group] -= count
+
+
+def _held(sequence: Sequence, group: int) -> list[int]:
+    """Return the blocks that a suspended sequence holds in a group, without those that slid out."""
+    assert sequence.held is not None
+    return [block for block in sequence.held[group] if block >= 0]
 
 
 def blocks_ceiling(total: int, window: int | None, block_size: int, max_batched_tokens: int) -> int:

@@ -62,7 +62,7 @@ class StepScheduler:
             predictor,
         )
         self.preemptions = 0
-        self.recomputed_tokens = 0  # lost in preemptions and not found in the prefix cache
+        self.recomputed_tokens = 0  # lost in preemptions or suspensions and not found in the prefix cache
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.prompt_tokens = 0
@@ -74,6 +74,7 @@ class StepScheduler:
         self._even_chunk = max(1, max_batched_tokens - self._max_rows) if even_chunks else None
         self._queue = SequenceQueue()
         self._running = RunningSequences(slots)
+        self._suspended: dict[int, Sequence] = {}  # by key
         self._has_current_peak = False
         self._refused: Sequence | None = None  # the head of the queue that the forecast last rejected
         self._budget = 0  # tokens left in the step being planned, and rows
@@ -95,6 +96,11 @@ class StepScheduler:
         return len(self._running)
 
     @property
+    def suspended(self) -> int:
+        """Sequences that hold no slot until they are resumed."""
+        return len(self._suspended)
+
+    @property
     def slots_free(self) -> int:
         return self._running.slots_free
 
@@ -114,10 +120,35 @@ class StepScheduler:
         """
         self._refused = None
         if sequence.handle == NO_HANDLE:
-            self._queue.remove(sequence)
+            self.memory.give_up(sequence, keep=keep)
+            if self._suspended.pop(sequence.key, None) is None:
+                self._queue.remove(sequence)
             return
         self.memory.free(sequence, keep=keep)
         self._running.remove(sequence)
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Take a sequence's slot, or its place in the queue, until `resume`; not while a step is planned.
+
+        It drops its results of a step in flight, which it will compute again. It holds its blocks while
+        nothing else needs them. A text to embed holds none, because its vector is summed up by slot.
+        """
+        self._refused = None
+        if sequence.handle == NO_HANDLE:
+            self._queue.remove(sequence)
+        else:
+            self.memory.hold(sequence)
+            self._running.remove(sequence)
+            if self._even_chunk is not None:
+                self.memory.give_up(sequence)
+        sequence.become(SequenceStatus.SUSPENDED)
+        self._suspended[sequence.key] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queue a suspended sequence, behind others that return and before new ones of its class."""
+        del self._suspended[sequence.key]
+        sequence.become(SequenceStatus.PENDING)
+        self._queue.append(sequence, returns=True)
 
     def plan(self, now_s: float = 0.0) -> Step | None:
         """Return the next step's work.
@@ -286,6 +317,10 @@ class StepScheduler:
                 self._refused = sequence  # until one ends, the running ones only grow
                 return
             prefix = self.memory.allocate(sequence)
+            if prefix is None and not self._running:
+                # Its own blocks are in its way: with a window, those of a chunk that was under way.
+                self.memory.give_up(sequence)
+                prefix = self.memory.allocate(sequence)
             if prefix is None:
                 return
             self._queue.remove(sequence)
@@ -325,10 +360,10 @@ class StepScheduler:
             sequence.tokens.rewind(prefix.tokens)
         self.batch.add_request(slot, sequence.tokens, prefix.blocks)
         sequence.become(PROCESSING)
-        if sequence.preemptions:
-            self.recomputed_tokens += max(0, sequence.evicted_tokens - prefix.tokens)
-        else:
+        if sequence.evicted_tokens is None:
             self._count_prompt(sequence, prefix.tokens)
+        else:
+            self.recomputed_tokens += max(0, sequence.evicted_tokens - prefix.tokens)
         if self._rows_left > 0:
             self._rows_left -= 1
             self._schedule_chunk(sequence)

@@ -13,13 +13,14 @@ NO_HANDLE = 0  # generations begin at 1, so no handle of a sequence is 0
 class SequenceStatus(StrEnum):
     """A sequence's state.
 
-    COMPILING waits for its grammar, PENDING is queued for a slot and blocks, PROCESSING has both; the others
-    are final.
+    COMPILING waits for its grammar, PENDING is queued for a slot and blocks, PROCESSING has both. SUSPENDED
+    has no slot and waits until it is resumed; its blocks are kept while memory allows. The others are final.
     """
 
     COMPILING = "compiling"
     PENDING = "pending"
     PROCESSING = "processing"
+    SUSPENDED = "suspended"
     COMPLETED = "completed"
     TIMEOUT = "timeout"
     FAILED = "failed"
@@ -33,6 +34,7 @@ TRANSITIONS: frozenset[tuple[SequenceStatus, SequenceStatus]] = frozenset(
         (SequenceStatus.COMPILING, SequenceStatus.TIMEOUT),
         (SequenceStatus.COMPILING, SequenceStatus.CANCELLED),
         (SequenceStatus.PENDING, SequenceStatus.PROCESSING),
+        (SequenceStatus.PENDING, SequenceStatus.SUSPENDED),
         (SequenceStatus.PENDING, SequenceStatus.FAILED),
         (SequenceStatus.PENDING, SequenceStatus.TIMEOUT),
         (SequenceStatus.PENDING, SequenceStatus.CANCELLED),
@@ -40,6 +42,11 @@ TRANSITIONS: frozenset[tuple[SequenceStatus, SequenceStatus]] = frozenset(
         (SequenceStatus.PROCESSING, SequenceStatus.TIMEOUT),
         (SequenceStatus.PROCESSING, SequenceStatus.FAILED),
         (SequenceStatus.PROCESSING, SequenceStatus.CANCELLED),
+        (SequenceStatus.PROCESSING, SequenceStatus.SUSPENDED),
+        (SequenceStatus.SUSPENDED, SequenceStatus.PENDING),
+        (SequenceStatus.SUSPENDED, SequenceStatus.TIMEOUT),
+        (SequenceStatus.SUSPENDED, SequenceStatus.FAILED),  # by the step that was under way
+        (SequenceStatus.SUSPENDED, SequenceStatus.CANCELLED),
         (
             SequenceStatus.PROCESSING,
             SequenceStatus.PENDING,
@@ -56,10 +63,11 @@ class Sequence:
     larger. `longest`: its tokens, prompt included, if it reaches `max_tokens`. `hashes` is the hash chain of
     its full blocks, None if nothing is kept for reuse; the first `indexed` of them are in the prefix cache.
     The first `reused` of them were there when it started.
-    `reserved`: blocks by group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its
-    last preemption removed from the cache. `scored`: how many prompt tokens have had their log-probabilities
-    reported, counting the first, which has none; None if none were requested. `constraint`: which tokens it
-    may choose; None: all.
+    `reserved`: blocks by group that are reserved for it once it is pinned. `held`: its blocks by group while
+    it is suspended, or waits for a slot afterwards; None: it has none. `evicted_tokens`: its tokens in the
+    cache when it last lost its slot; None: it has had none. `scored`: how many prompt tokens have had their
+    log-probabilities reported, counting the first, which has none; None if none were requested.
+    `constraint`: which tokens it may choose; None: all.
     """
 
     __slots__ = (
@@ -67,6 +75,7 @@ class Sequence:
         "evicted_tokens",
         "handle",
         "hashes",
+        "held",
         "indexed",
         "key",
         "longest",
@@ -103,7 +112,8 @@ class Sequence:
         self.reused = 0
         self.reserved: list[int] | None = None
         self.preemptions = 0
-        self.evicted_tokens = 0
+        self.held: tuple[list[int], ...] | None = None
+        self.evicted_tokens: int | None = None
         self.scored: int | None = None
         self.constraint: Constraint | None = None
         self.state = state

@@ -91,4 +91,7 @@ class SlowMasks:
 
     def _is_locked(self, lexer: Hashable) -> bool:
         """Return whether a thread uses this lexer, which makes others of the same grammar wait."""
-        return lexer is not None and any(one.lexer == lexer for one in self._finding.values())
+        return lexer is not None and any(
+            one.lexer == lexer and one.ahead is not None and not one.ahead.done()
+            for one in self._finding.values()
+        )

@@ -329,13 +329,14 @@ def engine_status(ready: Ready | None, counts: EngineStatistics) -> ProcessStatu
         return ProcessStatus(seats=0, sequences=0)
     return ProcessStatus(
         seats=ready.slots,
-        sequences=counts.running + counts.pending,
+        sequences=counts.running + counts.pending + counts.suspended,
         waiting=counts.pending,
         engine=EngineStatus(
             kernel=ready.kernel,
             blocks_free=counts.blocks_free,
             blocks_total=ready.blocks_total,
             slots_free=counts.slots_free,
+            suspended=counts.suspended,
             cache_usage=round(counts.cache_usage, 4),
             cached_tokens=counts.cached_tokens,
             prefix_hit_rate=_ratio(counts.prefix_hits, counts.prefix_queries),

@@ -8,8 +8,9 @@ from fairlead.nodes.http.client import UpstreamStatistics
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a loaded engine: its KV cache, and its work since the load.
 
-    `kernel` is what computes its steps ("torch", "amx"). `cache_usage` is the fraction of blocks that running
-    sequences hold, `prefix_hit_rate` the fraction of prompt tokens found in the prefix cache (both 0…1).
+    `kernel` is what computes its steps ("torch", "amx"). `suspended` sequences have no slot, and go on later.
+    `cache_usage` is the fraction of blocks that running and suspended sequences hold, `prefix_hit_rate` the
+    fraction of prompt tokens found in the prefix cache (both 0…1).
     `prefix_queries` and `prefix_hits` are tokens looked up and found. Means are over all steps. `block_size`
     is the tokens that a cache block holds, `cache_dtype` the type of its numbers. `keeps_prefixes`: blocks of
     ended sequences are kept for reuse.
@@ -19,6 +20,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     blocks_free: int
     blocks_total: int
     slots_free: int
+    suspended: int
     cache_usage: float
     cached_tokens: int
     prefix_hit_rate: float
@@ -33,7 +35,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one run of a model. `waiting` is how many of its `sequences` have no slot yet.
+    """The state of one run of a model. `waiting` is how many of its `sequences` wait for a slot or blocks.
 
     `output` has the last lines that a command has printed, and `engine` is the state of a loaded engine.
     """

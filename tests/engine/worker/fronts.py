@@ -208,7 +208,7 @@ class Rig:
 
     def assert_nothing_is_held(self) -> None:
         counts = self.engine.statistics()
-        assert (counts.running, counts.pending) == (0, 0)
+        assert (counts.running, counts.pending, counts.suspended) == (0, 0, 0)
         assert (counts.slots_free, counts.blocks_free) == (SLOTS, BLOCKS)
         assert len(self.channel.grants) == 0
 

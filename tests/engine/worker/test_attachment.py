@@ -84,6 +84,30 @@ async def test_parent_has_fresh_statistics_of_a_child_to_which_it_submits_nothin
             await trio.lowlevel.checkpoint()
 
 
+@pytest.mark.parametrize("options", ["slots=2", "slots=2,overlap"])
+async def test_suspended_sequence_pauses_without_failing_the_watchdog_and_goes_on(tmp_path, options):
+    path, parent = listening(tmp_path, f"{options},delay_ms=1", watchdog_s=0.3)
+    async with running(parent), attached(path) as front:
+        stream, unsuspended = Stream(), Stream()
+        key = front.sequences.submit([5], Sampling(max_tokens=300), stream, grant=Grant(1, 1))
+        await stream.begun.wait()
+        front.sequences.suspend(key)
+        front.sequences.suspend(key + 7)
+        front.sequences.resume(key + 7)
+        await wait_for_counts(parent, running=0, suspended=1, slots_free=2)
+        received = list(stream.token_ids)
+        front.sequences.submit([6], Sampling(max_tokens=300), unsuspended, grant=Grant(1, 2))
+        await unsuspended.ended.wait()
+        await trio.sleep(0.7)
+        assert parent.stuck is None
+        assert received == stream.token_ids
+        front.sequences.resume(key)
+        await stream.ended.wait()
+        assert (stream.token_ids, stream.ends) == (fake_child.answer([5], 300), ["length"])
+        front.sequences.suspend(key)
+        await wait_for_counts(parent, running=0, suspended=0)
+
+
 async def test_front_that_detaches_in_mid_stream_frees_its_slots_and_blocks(tmp_path):
     path, parent = listening(tmp_path, "slots=4", watchdog_s=0.3)
     async with running(parent):

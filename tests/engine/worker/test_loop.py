@@ -397,3 +397,39 @@ def test_idle_engine_that_computed_nothing_waits_without_a_timeout():
     harness = Harness(cleanup_interval_s=10.0)
     harness.run_until_blocked()
     assert (harness.now_s, harness.released) == (100.0, [])
+
+
+@with_and_without_overlap
+def test_loop_blocks_while_all_sequences_are_suspended_and_answers_pings(overlaps):
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1, Sampling(max_tokens=6))
+    harness.turn(2)
+    harness.inbox += [messages.Suspend(1), messages.Suspend(99)]
+    harness.run_until_blocked()
+    assert harness.frames[-1].statistics.suspended == 1
+    harness.inbox.append(messages.Ping())
+    harness.log.clear()
+    harness.turn()
+    assert harness.log == [f"frame {len(harness.frames)}"]
+    harness.run_until_blocked()
+    assert not harness.engine.idle
+    harness.inbox.append(messages.Resume(1))
+    harness.run_until_blocked()
+    assert harness.engine.idle
+    tokens = sum(len(list(frame.plain())) for frame in harness.frames)
+    tokens += sum(len(output.token_ids) for frame in harness.frames for output in frame.outputs)
+    assert tokens == 6
+
+
+@with_and_without_overlap
+def test_suspended_sequence_ends_at_its_time_limit_and_not_before(overlaps):
+    harness = Harness(overlaps=overlaps)
+    began_at_s = harness.now_s
+    harness.inbox.append(messages.Submit(1, messages.pack_tokens([5]), ENDLESS, timeout_s=50.0))
+    harness.turn(2)
+    harness.inbox.append(messages.Suspend(1))
+    harness.run_until_blocked()
+    (end,) = [output for frame in harness.frames for output in frame.outputs]
+    assert end.code == "request_timeout"
+    assert 50.0 < harness.now_s - began_at_s < 50.1
+    assert harness.engine.idle

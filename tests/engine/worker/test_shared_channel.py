@@ -231,3 +231,47 @@ def test_counts_that_have_changed_without_a_step_reach_all_clients(rig):
     rig.turn()
     for client in (first, second):
         assert [frame.statistics.running for frame in client.read()] == [0]
+
+
+def test_front_suspends_and_resumes_only_its_own_sequences(rig):
+    first, second = rig.attach(), rig.attach()
+    submitted = first.submit([1], 20, Grant(1, 1))
+    first.send(submitted)
+    rig.turn(3)
+    first.send(messages.Suspend(submitted.key), messages.Suspend(submitted.key + 5))
+    second.send(messages.Suspend(second.new_key()), messages.Resume(second.new_key()))
+    rig.turn(4)
+    assert rig.engine.statistics().suspended == 1
+    first.read()
+    received = len(first.received[submitted.key])
+    assert 0 < received < 20
+    first.send(messages.Resume(submitted.key))
+    rig.run_until_idle()
+    first.read()
+    assert list(first.ends.values()) == ["length"]
+    assert len(first.received[submitted.key]) == 20
+    second.send(messages.Suspend(submitted.key))  # which is another's
+    rig.turn(2)
+    second.read()
+    assert second.has_ended
+    rig.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_suspended_sequences_end_with_an_abort_or_with_their_front(rig, leaves):
+    client, other = rig.attach(), rig.attach()
+    sent = [client.submit([number], 50, Grant(1, number)) for number in range(1, 4)]
+    client.send(*sent)
+    rig.turn(3)
+    client.send(*(messages.Suspend(one.key) for one in sent))
+    rig.turn(2)
+    assert rig.engine.statistics().suspended == 3
+    if leaves:
+        client.connection.close()
+    else:
+        client.send(*(messages.Abort(one.key) for one in sent))
+    rig.turn(2)
+    rig.assert_nothing_is_held()
+    other.send(other.submit([1], 2, Grant(1, 1)))
+    rig.run_until_idle()
+    assert list(other.ends.values()) == ["length"]

@@ -106,6 +106,10 @@ class Loop:
                 self._engine.prepare(key, grammar, salt=salt, grammar_bytes=grammar_bytes)
             case messages.Abort(key):
                 self._engine.abort(key)
+            case messages.Suspend(key):
+                self._engine.suspend(key)
+            case messages.Resume(key):
+                self._engine.resume(key)
         return isinstance(message, messages.Abort | messages.Ping)
 
     def _launch(self, step: Step) -> _LaunchedStep | Exception:

@@ -175,6 +175,8 @@ class SharedChannel:
             return []
         if message.key >> messages.KEY_BITS != client.prefix:
             raise PeerGone(f"it used the key {message.key}, which has not its prefix {client.prefix}")
+        if isinstance(message, messages.Suspend | messages.Resume):
+            return [message] if message.key in client.open else []
         client.is_due = True
         if isinstance(message, messages.Abort):
             self._end_sequence(client, message.key)

@@ -113,6 +113,11 @@ ENGINES: tuple[Row[EngineStatus], ...] = (
     Gauge("fairlead_model_cache_usage", "Fraction of cache blocks in use.", lambda e: e.cache_usage),
     Gauge("fairlead_model_cache_blocks", "Cache blocks.", lambda e: e.blocks_total),
     Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda e: e.cached_tokens),
+    Gauge(
+        "fairlead_model_suspended_sequences",
+        "Sequences that have no slot until they are resumed.",
+        lambda e: e.suspended,
+    ),
     Counter(
         "fairlead_model_preemptions", "Sequences preempted because memory was short.", lambda e: e.preemptions
     ),

@@ -48,6 +48,9 @@ class OpenSequences:
     def __len__(self) -> int:
         return len(self._receivers)
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._receivers
+
     def add(self, key: int, receiver: Receiver) -> None:
         self._receivers[key] = receiver
 

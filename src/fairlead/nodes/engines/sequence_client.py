@@ -1,7 +1,7 @@
 """A client's sequences in an engine's process: submitted, aborted, and delivered to their receivers.
 
-Submitting and aborting are synchronous. A step's outputs are delivered in one wake-up. Does not own the
-connection, which is an `Attachment`'s.
+Submitting, suspending and aborting are synchronous. A step's outputs are delivered in one wake-up. Does not
+own the connection, which is an `Attachment`'s.
 """
 
 import itertools
@@ -90,6 +90,19 @@ class SequenceClient:
         """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
         if self._open.remove(key) and self._connection is not None:
             self._connection.send(messages.Abort(key))
+
+    def suspend(self, key: int) -> None:
+        """Have a running sequence pause, from the engine's next step on. Safe at any time, for any key.
+
+        Its slot is free for others then; how many are paused is in `statistics`.
+        """
+        if key in self._open and self._connection is not None:
+            self._connection.send(messages.Suspend(key))
+
+    def resume(self, key: int) -> None:
+        """Have a suspended sequence go on. Safe at any time, for any key."""
+        if key in self._open and self._connection is not None:
+            self._connection.send(messages.Resume(key))
 
     async def deliver(self, step: messages.StepOutputs) -> None:
         """Deliver a step's outputs to the receivers, with checkpoints so that other tasks can run."""

@@ -72,6 +72,16 @@ class NodeSequence:
         if self._key is not None:
             self._sequences.abort(self._key)
 
+    def suspend(self) -> None:
+        """Pause, without an effect on what is generated; one that has ended is ignored."""
+        if self._key is not None:
+            self._sequences.suspend(self._key)
+
+    def resume(self) -> None:
+        """Go on after `suspend`."""
+        if self._key is not None:
+            self._sequences.resume(self._key)
+
     def receive_token(self, token_id: int) -> None:
         delta = self._choice.push_token(token_id)
         if delta is not None:
