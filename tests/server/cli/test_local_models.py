@@ -1,4 +1,4 @@
-"""`fairlead pull`, `models`, `show` and `rm`, with a hub on the loopback interface and a cache of their own."""
+"""`fairlead pull`, `models`, `show` and `rm`, with a hub on the loopback interface and their own cache."""
 
 import json
 import os
@@ -52,7 +52,14 @@ def run(hub, cache, *commands: str) -> tuple[list[tuple[int, str]], str]:
 
 
 def test_model_is_fetched_listed_shown_and_removed(hub, tmp_path):
-    commands = ("pull org/model", "models --json", "ls", "show org/model --json", "rm org/model", "list --json")
+    commands = (
+        "pull org/model",
+        "models --json",
+        "ls",
+        "show org/model --json",
+        "rm org/model",
+        "list --json",
+    )
     (pulled, listed, table, shown, removed, left), errors = run(hub, tmp_path, *commands)
     assert [code for code, _ in (pulled, listed, table, shown, removed, left)] == [0] * 6, errors
     assert str(tmp_path) in pulled[1]
@@ -69,7 +76,14 @@ def test_model_is_fetched_listed_shown_and_removed(hub, tmp_path):
 
 
 def test_commands_say_why_they_fail(hub, tmp_path):
-    commands = ("pull org/pickled", "pull org/none", "pull model", "show org/model", "rm org/model", "rm ../x")
+    commands = (
+        "pull org/pickled",
+        "pull org/none",
+        "pull model",
+        "show org/model",
+        "rm org/model",
+        "rm ../x",
+    )
     outputs, errors = run(hub, tmp_path, *commands)
     assert outputs == [(1, ""), (1, ""), (2, ""), (1, ""), (1, ""), (2, "")]
     reasons = [

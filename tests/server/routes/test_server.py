@@ -204,6 +204,34 @@ async def test_stream_for_http_1_0_ends_with_the_connection():
     assert answer.body == b"first last"
 
 
+async def test_connection_of_http_1_0_stays_open_if_the_client_asks_and_the_length_is_known():
+    apps = Apps()
+    apps.go.set()
+
+    async def sized(receive, send):
+        await receive()
+        headers = [(b"content-length", b"5")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    apps.sized = sized
+    kept = get("/sized", "Connection: Keep-Alive", version="1.0")
+    async with serving(apps) as server:
+        client = await server.connect()
+        for request in (kept, kept + kept, b""):  # the third is answered as the second one of two together
+            answer = await (client.fetch(request) if request else client.answer())
+            assert (answer.body, answer.headers["connection"]) == (b"hello", "keep-alive")
+        last = await client.fetch(get("/stream_in_two_parts", "Connection: keep-alive", version="1.0"))
+        assert (last.body, last.headers["connection"]) == (b"first last", "close")
+        assert "transfer-encoding" not in last.headers
+
+        for options in ((), ("Connection: close",), ("Connection: keep-alive, close",)):
+            client = await server.connect()
+            answer = await client.fetch(get("/sized", *options, version="1.0"))
+            rest = await client.end()
+            assert (answer.body, rest, answer.headers["connection"]) == (b"hello", b"", "close")
+
+
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 async def test_stream_that_is_always_ready_does_not_block_others(method):
     async with serving(Apps()) as server:

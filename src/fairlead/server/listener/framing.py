@@ -6,8 +6,9 @@ trailers (RFC 9112, 2.2, leaves this to the server). A header folded over severa
 There is one `Content-Length` with one number (6.3 lets a server refuse several equal ones). Each byte is
 examined once, in whatever pieces a head arrives.
 
-h11 finds lines in its receive buffer, which this module replaces. The buffer is not a public part of h11, so
-pyproject.toml bounds its version.
+h11 finds lines in its receive buffer, which this module replaces. It closes each connection of HTTP/1.0; this
+module keeps one open for a client that asks for it. Neither is a public part of h11, so pyproject.toml bounds
+its version.
 """
 
 import re
@@ -28,6 +29,11 @@ class StrictConnection(h11.Connection):
     """The server side of an h11 connection, with a `StrictBuffer`.
 
     It counts a body's chunks and their bytes: parsing a small chunk costs more than its few bytes.
+
+    Attributes:
+        keeps_open_for_1_0: whether the current request is HTTP/1.0 with `Connection: keep-alive`, as load
+            generators and old proxies send it. Its response must say the same, or the client waits for the
+            end of the connection; h11 closes after a response whose length is not known before.
     """
 
     def __init__(self, max_head_bytes: int) -> None:
@@ -35,6 +41,7 @@ class StrictConnection(h11.Connection):
         self._receive_buffer = StrictBuffer()
         self._half_line = b""  # the CR of an empty line before a request
         self._chunks = self._body_bytes = 0
+        self.keeps_open_for_1_0 = False
 
     @property
     def buffered_bytes(self) -> int:
@@ -59,6 +66,9 @@ class StrictConnection(h11.Connection):
                 raise h11.RemoteProtocolError(f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
         elif type(event) is h11.Request:
             self._chunks = self._body_bytes = 0
+            self.keeps_open_for_1_0 = event.http_version == b"1.0" and _asks_to_keep_open(event)
+            if self.keeps_open_for_1_0:
+                self._cstate.keep_alive = True  # h11 has just set it to False, and not used it yet
         return event
 
 
@@ -110,6 +120,16 @@ def _check_content_length(head: bytearray) -> None:
         return
     if lowered.find(_LENGTH, start) >= 0 or lowered.find(b",", start, lowered.find(b"\r", start)) >= 0:
         raise h11.LocalProtocolError("several values of Content-Length")
+
+
+def _asks_to_keep_open(request: h11.Request) -> bool:
+    options = [
+        option.strip().lower()
+        for name, value in request.headers
+        if name == b"connection"
+        for option in value.split(b",")
+    ]
+    return b"keep-alive" in options and b"close" not in options
 
 
 def _line_end_error() -> h11.LocalProtocolError:

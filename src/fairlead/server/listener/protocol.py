@@ -311,6 +311,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         headers = [*response.headers, (b"date", http_date())]
         if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:
             headers.append((b"connection", b"close"))  # no next request: we stop, or a body is unread
+        elif self.connection.keeps_open_for_1_0:
+            headers.append((b"connection", b"keep-alive"))  # h11 replaces it if the length is not known
         head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
         self._is_chunked = False
         if any(name == b"content-length" for name, _ in response.headers):
