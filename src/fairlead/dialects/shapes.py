@@ -1,17 +1,24 @@
-"""The types of responses, for `/openapi.json`: the code that writes responses does not use them.
+"""Whole responses in OpenAI's API and of the server's own routes.
 
-A test verifies that every response fits its type, and has no other fields.
+Writers make these objects, and `/openapi.json` describes them. A member that is `UNSET` is left out.
 """
 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fairlead.base.job import FinishReason
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What went wrong: `code` for programs, `message` for people, `param` names the field at fault."""
+    """What went wrong.
+
+    message: For people.
+    type: OpenAI's kind of the error, for programs.
+    param: The field at fault; None: none is.
+    code: Our own kind of the error, for programs.
+    """
 
     message: str
     type: str
@@ -40,14 +47,18 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """Token counts; a prompt counts once however many answers it gets.
 
-    `completion_tokens_details` are of answers that are divided into their parts.
+    prompt_tokens: Tokens of the prompts.
+    completion_tokens: Tokens of all answers, with those of their reasoning.
+    total_tokens: The sum of both.
+    prompt_tokens_details: How many of the prompts' tokens were cached.
+    completion_tokens_details: Absent unless answers are divided into reasoning, content and calls.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -66,23 +77,37 @@ class GeneratedCall(msgspec.Struct, frozen=True):
 
 
 class AssistantText(msgspec.Struct, frozen=True):
-    """The message that the model generated. `content` is null if it has only calls."""
+    """The message that the model generated.
+
+    role: Always the assistant's.
+    content: The text; None if the message has only calls.
+    refusal: Always None: a model's refusal is a text.
+    reasoning_content: The reasoning before the text; absent if there is none.
+    tool_calls: The calls; absent if there are none.
+    """
 
     role: Literal["assistant"]
     content: str | None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[GeneratedCall] | None = None
+    refusal: None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[GeneratedCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
-    """One answer. `stop_reason`: the stop string or token that ended it."""
+    """One answer.
+
+    index: Its place among the answers.
+    message: What the model generated.
+    logprobs: The log-probabilities of its tokens, if requested.
+    finish_reason: Why it ended.
+    stop_reason: The stop string or the id of the token that ended it; None: neither did.
+    """
 
     index: int
     message: AssistantText
+    logprobs: dict[str, Any] | None
     finish_reason: FinishReason | None
-    logprobs: dict[str, Any] | None = None
-    stop_reason: str | int | None = None
+    stop_reason: str | int | None
 
 
 class ListedToken(msgspec.Struct, frozen=True):
@@ -98,39 +123,66 @@ PromptToken = dict[str, ListedToken]
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers to a chat; `created` in seconds since 1970."""
+    """Answers to a chat.
+
+    id: The job's id.
+    object: The kind of this object.
+    created: Its time, in seconds since 1970.
+    model: The model that answered.
+    system_fingerprint: Always None.
+    choices: The answers, as many as `n`.
+    usage: Token counts of all answers.
+    prompt_logprobs: The candidates for each position of the prompt; absent unless requested.
+    """
 
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: None
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str | None = None
-    prompt_logprobs: list[PromptToken | None] | None = None
+    prompt_logprobs: list[PromptToken | None] | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
-    """One continuation."""
+    """One continuation.
+
+    index: Its place among the continuations of all prompts.
+    text: What the model generated; with `echo` after the prompt.
+    logprobs: The log-probabilities of its tokens, if requested.
+    finish_reason: Why it ended.
+    stop_reason: The stop string or the id of the token that ended it; None: neither did.
+    prompt_logprobs: The candidates for each position of the prompt; absent unless requested.
+    """
 
     index: int
     text: str
+    logprobs: dict[str, Any] | None
     finish_reason: FinishReason | None
-    logprobs: dict[str, Any] | None = None
-    stop_reason: str | int | None = None
-    prompt_logprobs: list[PromptToken | None] | None = None
+    stop_reason: str | int | None
+    prompt_logprobs: list[PromptToken | None] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Continuations of prompts."""
+    """Continuations of prompts.
+
+    id: The job's id.
+    object: The kind of this object.
+    created: Its time, in seconds since 1970.
+    model: The model that answered.
+    system_fingerprint: Always None.
+    choices: The continuations: `n` of each prompt, in the order of the prompts.
+    usage: Token counts of all continuations.
+    """
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: None
     choices: list[TextChoice]
     usage: Usage
-    system_fingerprint: str | None = None
 
 
 class TextVector(msgspec.Struct, frozen=True):
@@ -149,7 +201,13 @@ class PromptUsage(msgspec.Struct, frozen=True):
 
 
 class EmbeddingList(msgspec.Struct, frozen=True):
-    """The vectors, in the order of their texts."""
+    """The vectors.
+
+    object: The kind of this object.
+    data: The vectors, in the order of their texts.
+    model: The model that made them.
+    usage: Token counts of all texts.
+    """
 
     object: Literal["list"]
     data: list[TextVector]
@@ -158,13 +216,22 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A model that is served. `max_model_len`: prompt and answer together, in tokens, where that is known.
+    """A model that is served.
 
-    `root` is the model itself, and `parent` the one that it adapts: null, as adapters are not served. `task`,
-    if known: whether it generates text, makes embeddings or scores pairs of texts. `infill`: completions may
-    have a `suffix`. `problem`: why the model cannot be loaded, from the faulty file or setting. The other
-    fields are from the configuration of a model that a command serves, or of a selector: a name that stands
-    for several models.
+    id: Its name, or another name for it.
+    object: The kind of this object.
+    created: The time of its files, or of the server's start, in seconds since 1970.
+    owned_by: Always Fairlead.
+    root: The model itself.
+    parent: The model that it adapts: always None, as adapters are not served.
+    max_model_len: The most tokens of a prompt and its answer together; absent if that is not known here.
+    task: Whether it generates text, makes embeddings or scores pairs of texts; absent if not known here.
+    infill: Completions may have a `suffix`; absent if not.
+    problem: Why the model cannot be loaded, from the faulty file or setting; absent if nothing is wrong.
+    name: A title, from the configuration of a command, or of a selector: a name for several models.
+    description: A text from the same configuration.
+    capabilities: What the model can do, from the same configuration.
+    meta: Further data from the same configuration.
     """
 
     id: str
@@ -172,15 +239,15 @@ class ModelCard(msgspec.Struct, frozen=True):
     created: int
     owned_by: str
     root: str
-    parent: str | None = None
-    max_model_len: int | None = None
-    task: Literal["generate", "embed", "score"] | None = None
-    infill: bool | None = None
-    problem: str | None = None
-    name: str | None = None
-    description: str | None = None
-    capabilities: dict[str, Any] | None = None
-    meta: dict[str, Any] | None = None
+    parent: None
+    max_model_len: int | UnsetType = UNSET
+    task: Literal["generate", "embed", "score"] | UnsetType = UNSET
+    infill: bool | UnsetType = UNSET
+    problem: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    capabilities: dict[str, Any] | UnsetType = UNSET
+    meta: dict[str, Any] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -191,7 +258,13 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class Tokenized(msgspec.Struct, frozen=True):
-    """Token ids, and their texts if requested."""
+    """Token ids.
+
+    count: How many there are.
+    max_model_len: The most tokens of a prompt and its answer together.
+    tokens: The ids.
+    token_strs: Their texts; None unless requested.
+    """
 
     count: int
     max_model_len: int
@@ -225,8 +298,8 @@ class ServerState(msgspec.Struct, frozen=True):
     """The server's state; `models` has the problems, by model. `instance` changes at every start."""
 
     status: Literal["ok", "stuck", "ready", "loading", "stopping"]
-    models: dict[str, str] | None = None
-    instance: str | None = None
+    models: dict[str, str] | UnsetType = UNSET
+    instance: str | UnsetType = UNSET
 
 
 class Version(msgspec.Struct, frozen=True):

@@ -9,11 +9,22 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from fairlead.base.errors import FairleadError
 from fairlead.base.formats.server_sent_events import encode_event
 from fairlead.base.job import Delta, Job
 from fairlead.dialects.answer_events import AnswerEnd, AnswerEvent, AnswerEvents, CallEnd, TokenUsage
+from fairlead.dialects.anthropic.shapes import (
+    AnthropicMessage,
+    Block,
+    GeneratedText,
+    GeneratedThinking,
+    GeneratedToolUse,
+    MessageUsage,
+    StopReason,
+    ThinkingTokens,
+)
 from fairlead.dialects.dialect import AnswerContext
 from fairlead.dialects.openai.common import call_id
 from fairlead.language.structured.pieces import CallArguments, CallBegin, Content, Reasoning
@@ -23,7 +34,6 @@ PING_INTERVAL_S = 5.0
 ID_PREFIX = "toolu"
 
 BlockKind = Literal["thinking", "text", "tool_use"]
-StopReason = Literal["max_tokens", "tool_use", "stop_sequence", "end_turn"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -100,9 +110,9 @@ class MessageEvents:
     def _beginning(self) -> bytes:
         self._has_begun = True
         usage = message_usage(self._answer.usage._replace(completion_tokens=0))
-        return _event("message_start", message=_message(self._context.job, [], usage, None, None))
+        return _event("message_start", message=_message(self._context.job, [], usage, (None, None)))
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> MessageUsage:
         has_parts = self._context.job.parts is not None
         return message_usage(self._answer.usage, has_parts=has_parts)
 
@@ -161,31 +171,31 @@ class MessageEvents:
 def whole_message(context: AnswerContext, answer: Delta) -> bytes:
     """Return the body of a whole answer."""
     events = AnswerEvents(context.job)
-    blocks: list[dict[str, Any]] = []
+    blocks: list[Block] = []
     arguments: list[str] = []
     end = None
+    has_call = False
     for event in events.of([answer]):
         match event:
             case Reasoning(text):
                 shown = "" if (context.options or MessageOptions()).omits_thinking else text
                 signature = _signature(context.job, len(blocks))
-                blocks.append({"type": "thinking", "thinking": shown, "signature": signature})
+                blocks.append(GeneratedThinking(shown, signature))
             case Content(text):
-                blocks.append({"type": "text", "text": text})
-            case CallBegin(number, name):
-                arguments = []
-                blocks.append({"type": "tool_use", "id": _call_id(context, number), "name": name})
+                blocks.append(GeneratedText(text))
+            case CallBegin(_, name):
+                arguments, called = [], name
             case CallArguments(_, text):
                 arguments.append(text)
-            case CallEnd():
-                blocks[-1]["input"] = _input("".join(arguments))
+            case CallEnd(number):
+                has_call = True
+                call = GeneratedToolUse(_call_id(context, number), called, _input("".join(arguments)))
+                blocks.append(call)
             case AnswerEnd():
                 end = event
-    has_call = any(block["type"] == "tool_use" for block in blocks)
-    content = blocks or [{"type": "text", "text": ""}]
-    reason = stop_reason(end, has_call=has_call)
     usage = message_usage(events.usage, has_parts=context.job.parts is not None)
-    return _encode(_message(context.job, content, usage, *reason))
+    reason = stop_reason(end, has_call=has_call)
+    return _encode(_message(context.job, blocks or [GeneratedText("")], usage, reason))
 
 
 def stop_reason(end: AnswerEnd | None, *, has_call: bool) -> tuple[StopReason, str | None]:
@@ -199,20 +209,15 @@ def stop_reason(end: AnswerEnd | None, *, has_call: bool) -> tuple[StopReason, s
     return "end_turn", None
 
 
-def message_usage(counts: TokenUsage, *, has_parts: bool = False) -> dict[str, Any]:
-    """Return the token counts: cached tokens of the prompt are counted apart from the others.
-
-    `has_parts`: the answer is divided into parts, of which thinking is one.
-    """
-    usage: dict[str, Any] = {
-        "input_tokens": max(0, counts.prompt_tokens - counts.cached_tokens),
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": counts.cached_tokens,
-        "output_tokens": counts.completion_tokens,
-    }
-    if has_parts:
-        usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning_tokens}
-    return usage
+def message_usage(counts: TokenUsage, *, has_parts: bool = False) -> MessageUsage:
+    """Return the token counts. `has_parts`: the answer is divided into parts, of which thinking is one."""
+    return MessageUsage(
+        max(0, counts.prompt_tokens - counts.cached_tokens),
+        0,
+        counts.cached_tokens,
+        counts.completion_tokens,
+        ThinkingTokens(counts.reasoning_tokens) if has_parts else UNSET,
+    )
 
 
 def _is_text(delta: Delta) -> bool:
@@ -220,22 +225,9 @@ def _is_text(delta: Delta) -> bool:
 
 
 def _message(
-    job: Job,
-    content: list[dict[str, Any]],
-    usage: dict[str, Any],
-    reason: StopReason | None,
-    sequence: str | None,
-) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "type": "message",
-        "role": "assistant",
-        "model": job.model,
-        "content": content,
-        "stop_reason": reason,
-        "stop_sequence": sequence,
-        "usage": usage,
-    }
+    job: Job, content: list[Block], usage: MessageUsage, reason: tuple[StopReason | None, str | None]
+) -> AnthropicMessage:
+    return AnthropicMessage(job.id, "message", "assistant", job.model, content, *reason, usage)
 
 
 def _event(kind: str, **members: Any) -> bytes:
@@ -251,8 +243,8 @@ def _signature(job: Job, index: int) -> str:
     return blake2b(f"{job.id}/{index}".encode(), digest_size=24).hexdigest()
 
 
-def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
-    """Return the arguments of a call; an empty object if they are cut, or are none."""
+def _input(arguments: str) -> Any:
+    """Return the arguments of a call as it has them; an empty object if they are cut, or are none."""
     try:
         decoded = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

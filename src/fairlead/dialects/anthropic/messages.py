@@ -130,4 +130,4 @@ class CountTokensDialect(AnthropicDialect, CountingDialect):
 
     def write_count(self, tokens: int) -> bytes:
         """Return the body of a response."""
-        return _encode({"input_tokens": tokens})
+        return _encode(CountedTokens(tokens))

@@ -1,8 +1,11 @@
-"""The types of Anthropic's responses, for `/openapi.json`, as in `dialects/shapes.py`."""
+"""Whole responses in Anthropic's API, as in `dialects/shapes.py`."""
 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class GeneratedThinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
@@ -26,6 +29,9 @@ class GeneratedToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_
     input: dict[str, Any]
 
 
+Block = GeneratedThinking | GeneratedText | GeneratedToolUse
+
+
 class ThinkingTokens(msgspec.Struct, frozen=True):
     """`thinking_tokens`: tokens of the answer that are reasoning."""
 
@@ -33,24 +39,41 @@ class ThinkingTokens(msgspec.Struct, frozen=True):
 
 
 class MessageUsage(msgspec.Struct, frozen=True):
-    """Token counts. Those of the prompt that were in the KV cache are counted apart from the others."""
+    """Token counts.
+
+    input_tokens: Tokens of the prompt that were computed.
+    cache_creation_input_tokens: Always 0: keeping them in the cache costs nothing.
+    cache_read_input_tokens: Tokens of the prompt that were in the KV cache.
+    output_tokens: Tokens of the answer, with those of its reasoning.
+    output_tokens_details: Absent unless the answer is divided into reasoning, text and calls.
+    """
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: ThinkingTokens | None = None
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
 
 class AnthropicMessage(msgspec.Struct, frozen=True):
-    """An answer in Anthropic's API: its blocks, and why it ended."""
+    """An answer.
+
+    id: The job's id.
+    type: The kind of this object.
+    role: Always the assistant's.
+    model: The model that answered.
+    content: The blocks, at least one.
+    stop_reason: Why it ended; None at the beginning of a stream.
+    stop_sequence: The stop string that ended it; None: none did.
+    usage: Token counts.
+    """
 
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[GeneratedThinking | GeneratedText | GeneratedToolUse]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    content: list[Block]
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
 

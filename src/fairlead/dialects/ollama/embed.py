@@ -18,7 +18,7 @@ from fairlead.dialects.ollama import shapes
 from fairlead.dialects.ollama.fields import KeepAlive, OllamaEnvelope
 from fairlead.dialects.ollama.reader import LineReader
 from fairlead.dialects.ollama.writer import OllamaErrors, statistics
-from fairlead.dialects.openai.common import encode
+from fairlead.dialects.openai.common import encode, encoded
 from fairlead.dialects.openai.embeddings import MAX_INPUTS
 
 
@@ -82,14 +82,14 @@ class EmbedDialect(OllamaErrors, Dialect):
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the vectors in the order of their texts."""
-        # Encoded one by one: one call for all of them would hold the GIL too long.
-        vectors = [
-            msgspec.Raw(encode(_scaled(_numbers(context, delta)[: context.options]))) for delta in deltas
-        ]
+        vectors = [encoded(_scaled(_numbers(context, delta)[: context.options])) for delta in deltas]
         counts = statistics(context, TokenUsage(context.job.prompt_tokens, 0, 0, 0))
         shown = ("total_duration", "load_duration", "prompt_eval_count")
-        answer = {"model": context.job.model, "embeddings": vectors}
-        return encode(answer | {name: counts[name] for name in shown})
+        return encode(
+            shapes.OllamaEmbeddings(
+                model=context.job.model, embeddings=vectors, **{name: counts[name] for name in shown}
+            )
+        )
 
 
 class PromptEmbeddingDialect(EmbedDialect):
@@ -105,7 +105,7 @@ class PromptEmbeddingDialect(EmbedDialect):
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
-        return encode({"embedding": _numbers(context, deltas[0])})
+        return encode(shapes.OllamaEmbedding(list(_numbers(context, deltas[0]))))
 
 
 def _numbers(context: AnswerContext, delta: Delta) -> tuple[float, ...]:

@@ -1,8 +1,9 @@
-"""The types of the responses of Ollama's routes, for `/openapi.json`, as `shapes` has those of the others."""
+"""Responses of Ollama's routes, whole and in lines, as in `dialects/shapes.py`."""
 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class OllamaError(msgspec.Struct, frozen=True):
@@ -27,32 +28,47 @@ class OllamaGeneratedCall(msgspec.Struct, frozen=True):
 
 
 class OllamaAnswerMessage(msgspec.Struct, frozen=True):
-    """The message that the model generated, or a piece of it."""
+    """The message that the model generated, or a piece of it.
+
+    role: Always the assistant's.
+    content: The text; empty if there is none.
+    thinking: The reasoning before the text; absent if there is none.
+    tool_calls: The calls; absent if there are none.
+    """
 
     role: Literal["assistant"]
-    content: str
-    thinking: str | None = None
-    tool_calls: list[OllamaGeneratedCall] | None = None
+    content: str = ""
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaGeneratedCall] | UnsetType = UNSET
 
 
 class OllamaStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The members that all answers share. The last line of a stream, with `done`, has all of them.
+    """The members that all answers share. A whole answer and the last line of a stream have the counts.
 
-    Durations are in nanoseconds; `load_duration` is the wait for the model and for a seat. `done_reason` is
-    stop or length, or for a request without content load or unload.
+    model: The model that answers.
+    created_at: The time of this line, in the form of RFC 3339.
+    logprobs: The log-probabilities of the tokens; absent unless requested.
+    done: The answer is complete.
+    done_reason: Why it ended; for a request without content, whether it has loaded or unloaded the model.
+    total_duration: The time since the request, in nanoseconds.
+    load_duration: The wait for the model and for a seat, in nanoseconds.
+    prompt_eval_count: Tokens of the prompt.
+    prompt_eval_duration: The time of computing the prompt, in nanoseconds.
+    eval_count: Tokens of the answer.
+    eval_duration: The time of generating the answer, in nanoseconds.
     """
 
     model: str
     created_at: str
+    logprobs: list[dict[str, Any]] | UnsetType = UNSET
     done: bool
-    done_reason: Literal["stop", "length", "load", "unload"] | None = None
-    total_duration: int | None = None
-    load_duration: int | None = None
-    prompt_eval_count: int | None = None
-    prompt_eval_duration: int | None = None
-    eval_count: int | None = None
-    eval_duration: int | None = None
-    logprobs: list[dict[str, Any]] | None = None
+    done_reason: Literal["stop", "length", "load", "unload"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
 
 
 class OllamaChatAnswer(OllamaStatistics, frozen=True, kw_only=True):
@@ -64,18 +80,25 @@ class OllamaChatAnswer(OllamaStatistics, frozen=True, kw_only=True):
 class OllamaText(OllamaStatistics, frozen=True, kw_only=True):
     """A generated text, or a line of its stream."""
 
-    response: str
-    thinking: str | None = None
+    response: str = ""
+    thinking: str | UnsetType = UNSET
 
 
 class OllamaEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """Vectors of length 1, in the order of their texts. Without a text, there are no counts."""
+    """Vectors.
+
+    model: The model that made them.
+    embeddings: The vectors, of length 1, in the order of their texts.
+    total_duration: The time since the request, in nanoseconds; absent without a text.
+    load_duration: The wait for the model and for a seat, in nanoseconds; absent without a text.
+    prompt_eval_count: Tokens of the texts; absent without a text.
+    """
 
     model: str
     embeddings: list[list[float]]
-    total_duration: int | None = None
-    load_duration: int | None = None
-    prompt_eval_count: int | None = None
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
 
 
 class OllamaEmbedding(msgspec.Struct, frozen=True):
@@ -85,7 +108,15 @@ class OllamaEmbedding(msgspec.Struct, frozen=True):
 
 
 class OllamaDetails(msgspec.Struct, frozen=True):
-    """What is known of a model's files; empty texts if they are not on this machine."""
+    """What is known of a model's files. All texts are empty if they are not on this machine.
+
+    parent_model: Always empty.
+    format: The format of the checkpoint.
+    family: The name of the architecture.
+    families: The same in a list.
+    parameter_size: How many parameters it has, as 1.5B.
+    quantization_level: The type of most of its numbers.
+    """
 
     parent_model: str
     format: str
@@ -96,7 +127,15 @@ class OllamaDetails(msgspec.Struct, frozen=True):
 
 
 class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model. `digest` identifies its files, but is no hash of them; `size` is theirs in bytes."""
+    """A model.
+
+    name: Its name, or another name for it.
+    model: The same.
+    modified_at: The time of its files, or of the server's start, in the form of RFC 3339.
+    size: The size of its files, in bytes.
+    digest: Identifies its files, but is no hash of them.
+    details: What its files show.
+    """
 
     name: str
     model: str
@@ -113,9 +152,16 @@ class OllamaModels(msgspec.Struct, frozen=True):
 
 
 class OllamaRunningModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A loaded model. `size` is the memory that it takes, and soon after the load that of its files.
+    """A loaded model.
 
-    `expires_at` is far away if it stays loaded.
+    name: Its name.
+    model: The same.
+    size: The memory that it takes, in bytes; soon after the load the size of its files.
+    digest: Identifies its files, but is no hash of them.
+    details: What its files show.
+    expires_at: When it will be unloaded, in the form of RFC 3339; far away if it stays loaded.
+    size_vram: The memory that it takes on GPUs, in bytes.
+    context_length: The most tokens of a prompt and its answer together; 0 if that is not known here.
     """
 
     name: str
@@ -135,7 +181,16 @@ class OllamaRunningModels(msgspec.Struct, frozen=True):
 
 
 class OllamaShown(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model. `template` is its chat template, in Jinja."""
+    """What is known of a model.
+
+    modelfile: A Modelfile with its name only.
+    parameters: The default parameters of its answers, one in each line.
+    template: Its chat template, in Jinja; empty if it has none.
+    details: What its files show.
+    model_info: More of that, by Ollama's keys.
+    capabilities: What it can do, in Ollama's words.
+    modified_at: The time of its files, or of the server's start, in the form of RFC 3339.
+    """
 
     modelfile: str
     parameters: str

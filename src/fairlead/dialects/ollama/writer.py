@@ -13,6 +13,15 @@ from fairlead.base.job import Delta
 from fairlead.base.reported import decoded
 from fairlead.dialects.answer_events import AnswerEnd, AnswerEvent, AnswerEvents, CallEnd, TokenUsage
 from fairlead.dialects.dialect import COMMENT_INTERVAL_S, REQUEST_ID_HEADERS, AnswerContext, AnswerTimes
+from fairlead.dialects.ollama.shapes import (
+    OllamaAnswerMessage,
+    OllamaCalledFunction,
+    OllamaChatAnswer,
+    OllamaError,
+    OllamaGeneratedCall,
+    OllamaStatistics,
+    OllamaText,
+)
 from fairlead.dialects.openai.common import call_id, encode, full_message
 from fairlead.dialects.openai.logprobs import chat_logprobs
 from fairlead.language.structured.pieces import CallArguments, CallBegin, Content, Reasoning
@@ -36,7 +45,7 @@ class EmptyParts:
 
     def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
         """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
-        return encode(_head(model) | _members({}, chat=self._is_chat) | {"done": False}) + b"\n"
+        return encode(answer_of({}, model=model, chat=self._is_chat)) + b"\n"
 
     def end(self) -> bytes:
         """Return the end of these events when the answer begins."""
@@ -51,7 +60,7 @@ class OllamaErrors:
 
     def error_body(self, error: FairleadError) -> bytes:
         """Return the body of an error response."""
-        return encode({"error": full_message(error)})
+        return encode(OllamaError(full_message(error)))
 
     def error_event(self, error: FairleadError) -> bytes:
         """Return the line of an error that ends a stream. Another server's message is kept."""
@@ -97,19 +106,19 @@ class OllamaAnswer:
 
     def write(self, deltas: list[Delta]) -> bytes:
         """See `StreamWriter`. A tool call is one line, when it is complete."""
-        head = self._head()
+        created_at = timestamp()
         lines = []
         for delta in deltas:
             parts = list(filter(None, map(self._part, self._events.of([delta]))))
             if delta.logprobs:
                 parts = parts or [{}]
                 parts[0]["logprobs"] = self._logprobs([delta])
-            lines += [encode(head | self._members(part) | {"done": False}) for part in parts]
+            lines += [encode(self._answer(part, created_at=created_at)) for part in parts]
         return b"\n".join([*lines, b""])
 
     def end(self) -> bytes:
         """See `StreamWriter`. The last line comes here, as token counts may follow the last delta."""
-        return encode(self._head() | self._members({}) | self._ending()) + b"\n"
+        return encode(self._answer(self._ending())) + b"\n"
 
     def fail(self, error: FairleadError) -> bytes:
         """Return the events that end an incomplete answer, of which nothing may have been written yet."""
@@ -127,16 +136,14 @@ class OllamaAnswer:
         for part in parts:
             for name, value in part.items():
                 merged[name] = merged[name] + value if name in merged else value
-        logprobs = {"logprobs": self._logprobs(deltas)} if any(delta.logprobs for delta in deltas) else {}
-        return encode(self._head() | self._members(merged | logprobs) | self._ending())
+        if any(delta.logprobs for delta in deltas):
+            merged["logprobs"] = self._logprobs(deltas)
+        return encode(self._answer(merged | self._ending()))
 
     # Members -----------------------------------------------------------------------------------------
 
-    def _head(self) -> dict[str, Any]:
-        return _head(self._context.job.model)
-
-    def _members(self, part: dict[str, Any]) -> dict[str, Any]:
-        return _members(part, chat=self._is_chat)
+    def _answer(self, part: dict[str, Any], created_at: str | None = None) -> OllamaStatistics:
+        return answer_of(part, model=self._context.job.model, chat=self._is_chat, created_at=created_at)
 
     def _part(self, event: AnswerEvent) -> dict[str, Any] | None:
         """Return the part of a message for an event; None if there is nothing to show yet."""
@@ -162,9 +169,9 @@ class OllamaAnswer:
         if decoded(_decode_object, text.encode()) is None:
             return None
         # As the model wrote them, but in one line.
-        arguments = msgspec.Raw(msgspec.json.format(text.encode(), indent=-1))
-        function = {"index": number, "name": name, "arguments": arguments}
-        return {"tool_calls": [{"id": call_id(self._context, 0, number), "function": function}]}
+        arguments: Any = msgspec.Raw(msgspec.json.format(text.encode(), indent=-1))
+        function = OllamaCalledFunction(number, name, arguments)
+        return {"tool_calls": [OllamaGeneratedCall(call_id(self._context, 0, number), function)]}
 
     def _logprobs(self, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
         tokens = [token for delta in deltas for token in delta.logprobs]
@@ -177,14 +184,18 @@ class OllamaAnswer:
         return {"done": True, "done_reason": "length" if is_cut else "stop", **usage}
 
 
-def _head(model: str) -> dict[str, Any]:
-    return {"model": model, "created_at": timestamp()}
+def answer_of(
+    part: dict[str, Any], *, model: str, chat: bool, created_at: str | None = None
+) -> OllamaStatistics:
+    """Return an answer, or a line of one.
 
-
-def _members(part: dict[str, Any], *, chat: bool) -> dict[str, Any]:
-    """Return the members of an object for a part of the answer."""
-    shown = {"content": "", **part}
-    logprobs = {"logprobs": shown.pop("logprobs")} if "logprobs" in shown else {}
-    if chat:
-        return {"message": {"role": "assistant", **shown}, **logprobs}
-    return {"response": shown.pop("content"), **shown, **logprobs}
+    part: Its members. Those of a message are beside the others.
+    model: The model that answers.
+    chat: It has a message, not only a text.
+    created_at: Its time; None: now.
+    """
+    members = {"model": model, "created_at": created_at or timestamp(), "done": False, **part}
+    if not chat:
+        return OllamaText(response=members.pop("content", ""), **members)
+    parts = {name: members.pop(name) for name in ("content", "thinking", "tool_calls") if name in members}
+    return OllamaChatAnswer(message=OllamaAnswerMessage("assistant", **parts), **members)

@@ -2,28 +2,26 @@
 
 from typing import Annotated, Any
 
-import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from fairlead.base.config import Limits
-from fairlead.base.formats.server_sent_events import encode_event
-from fairlead.base.job import Delta, Job
+from fairlead.base.job import Delta
 from fairlead.base.upstream_events import chat_readers
 from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
 from fairlead.dialects.fields import MAX_INT32, Envelope, PositiveCount, TemplateVariables, TopLogprobs
 from fairlead.dialects.openai.chat_reader import OpenAIChatReader
-from fairlead.dialects.openai.chunks import Chunks
+from fairlead.dialects.openai.chunks import CHAT_CHUNK, Chunks, ReasoningChunks
 from fairlead.dialects.openai.common import (
     Generation,
     OpenAIErrors,
     call_id,
     check_generation,
-    completion_response,
     encode,
-    identity,
+    encoded,
     stop_strings,
+    usage_of,
 )
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -65,16 +63,6 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
 _parse = BodyParser(capturing(ChatCompletionRequest, CHAT))
 
 
-class ChatReasoning:
-    """`ReasoningEvents` as chunks of a chat completion."""
-
-    def write(self, job: Job, created: int, text: str) -> bytes:
-        """See `ReasoningEvents`. Without a role: clients that merge deltas would have it twice."""
-        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
-        chunk = identity(job, ChatChunks.kind, created) | {"choices": [choice]}
-        return encode_event(encode(chunk))
-
-
 class ChatDialect(OpenAIErrors, StreamingDialect):
     """Chat completions. Their `options` are `StreamOptions`."""
 
@@ -85,7 +73,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
     job_prefix = "chatcmpl"
     read_envelope = BodyParser(ChatEnvelope)
     reader = ChunkReader()
-    reasoning_events = ChatReasoning()
+    reasoning_events = ReasoningChunks()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """Return the request in a body."""
@@ -122,23 +110,30 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         job, tokenizer = context.job, context.own_model.tokenizer
         has_logprobs = job.sampling.logprobs is not None
         choices = [
-            {
-                "index": delta.index,
-                "message": _message(context, delta),
-                # Encoded for each choice: one call for all of them would hold the GIL too long.
-                "logprobs": (
-                    msgspec.Raw(encode(chat_logprobs(tokenizer, delta.logprobs))) if has_logprobs else None
-                ),
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop_reason,
-            }
+            shapes.ChatChoice(
+                delta.index,
+                _message(context, delta),
+                encoded(chat_logprobs(tokenizer, delta.logprobs)) if has_logprobs else None,
+                delta.finish_reason,
+                delta.stop_reason,
+            )
             for delta in deltas
         ]
-        response = completion_response(job, "chat.completion", context.created, choices, deltas)
+        listed: Any = UNSET
         if job.sampling.prompt_logprobs is not None:
-            listed = prompt_logprobs(tokenizer, deltas[0].prompt_logprobs)
-            response["prompt_logprobs"] = msgspec.Raw(encode(listed))
-        return encode(response)
+            listed = encoded(prompt_logprobs(tokenizer, deltas[0].prompt_logprobs))
+        return encode(
+            shapes.ChatCompletion(
+                id=job.id,
+                object="chat.completion",
+                created=context.created,
+                model=job.model,
+                system_fingerprint=None,
+                choices=choices,
+                usage=usage_of(job, deltas),
+                prompt_logprobs=listed,
+            )
+        )
 
     def stream_writer(self, context: AnswerContext) -> "ChatChunks":
         """Return the writer of a streamed response."""
@@ -148,28 +143,24 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
 chat_readers[ChatDialect.path] = OpenAIChatReader()
 
 
-def _message(context: AnswerContext, delta: Delta) -> dict[str, Any]:
+def _message(context: AnswerContext, delta: Delta) -> shapes.AssistantText:
     """Return the message of a choice; without content if it is only a call."""
     content = None if delta.calls and not delta.text else delta.text
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if delta.reasoning:
-        message["reasoning_content"] = delta.reasoning
-    if delta.calls:
-        message["tool_calls"] = [
-            {
-                "id": call_id(context, delta.index, call.number),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in delta.calls
-        ]
-    return message
+    calls = [
+        shapes.GeneratedCall(
+            call_id(context, delta.index, call.number),
+            "function",
+            shapes.CalledFunction(call.name or "", call.arguments),
+        )
+        for call in delta.calls
+    ]
+    return shapes.AssistantText("assistant", content, None, delta.reasoning or UNSET, calls or UNSET)
 
 
 class ChatChunks(Chunks):
     """The chunks of a chat completion. The first of a choice has the role, the last an empty `delta`."""
 
-    kind = "chat.completion.chunk"
+    kind = CHAT_CHUNK
     opening = b'"delta":{"content":'
     closing = b"}"
 

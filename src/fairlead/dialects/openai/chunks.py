@@ -1,4 +1,4 @@
-"""Streamed responses in OpenAI's dialect, as chunks. Does not know sockets.
+"""Writes streamed responses in OpenAI's dialect, as chunks; `events` reads those of other servers.
 
 Chunks are assembled by hand. Everything but the text is the same in all of them, so it is prepared once, and
 only the text is encoded. That makes a chunk ten times cheaper, and there is one for every token.
@@ -9,11 +9,27 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fairlead.base.errors import FairleadError
-from fairlead.base.job import Delta
+from fairlead.base.job import Delta, Job
 from fairlead.dialects.dialect import AnswerContext
-from fairlead.dialects.openai.common import StreamOptions, cached_tokens, encode, identity, usage
+from fairlead.dialects.openai.common import StreamOptions, cached_tokens, encode, usage
 
 DONE = b"data: [DONE]\n\n"
+CHAT_CHUNK = "chat.completion.chunk"
+
+
+def beginning_of(job: Job, kind: str, created: int) -> bytes:
+    """Return a chunk up to its choices. `kind`: its `object`. `created`: in seconds since 1970."""
+    head = {"id": job.id, "object": kind, "created": created, "model": job.model, "system_fingerprint": None}
+    return b"data: " + encode(head)[:-1] + b',"choices":['
+
+
+class ReasoningChunks:
+    """`ReasoningEvents` as chunks of a chat. They have no role: clients that merge deltas would repeat it."""
+
+    def write(self, job: Job, created: int, text: str) -> bytes:
+        """Return the event for this text. `created`: the answer's time, in seconds since 1970."""
+        delta = b'{"index":0,"delta":{"reasoning_content":%s},"finish_reason":null}' % encode(text)
+        return beginning_of(job, CHAT_CHUNK, created) + delta + b"]}\n\n"
 
 
 class Chunks(ABC):
@@ -39,7 +55,7 @@ class Chunks(ABC):
         self._detailed = self._continuous_usage or job.sampling.logprobs is not None
         self._begun = [False] * job.sequences
         self._completion_tokens = self._cached_tokens = self._reasoning_tokens = 0
-        self._head = b"data: " + encode(identity(job, self.kind, context.created))[:-1] + b',"choices":['
+        self._head = beginning_of(job, self.kind, context.created)
         self._heads = [self._head + b'{"index":%d,' % index + self.opening for index in range(job.sequences)]
         no_usage = b',"usage":null' if self._include_usage else b""
         self._tail = self.closing + b',"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"

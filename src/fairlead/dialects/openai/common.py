@@ -4,7 +4,7 @@ from hashlib import blake2b
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta, Job
@@ -12,10 +12,25 @@ from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext
 from fairlead.dialects.fields import PositiveCount, SamplingParameters, StopString
 from fairlead.dialects.openai.structured import ResponseFormat, StructuredOutputs
+from fairlead.dialects.shapes import (
+    CompletionTokensDetails,
+    ErrorAnswer,
+    ErrorBody,
+    PromptTokensDetails,
+    PromptUsage,
+    Usage,
+)
 
 MAX_STOP_STRINGS = 16
 
 encode = msgspec.json.Encoder().encode
+
+
+def encoded(value: object) -> Any:
+    """Return a member that is encoded already: one call for a whole long response would hold the GIL long."""
+    return msgspec.Raw(encode(value))
+
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -88,8 +103,7 @@ class OpenAIErrors:
         """Return the body of an error; also the data of an error event in a stream."""
         default = "server_error" if error.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(error.status, default)
-        members = {"message": full_message(error), "type": kind, "param": error.param, "code": error.code}
-        return encode({"error": members})
+        return encode(ErrorAnswer(ErrorBody(full_message(error), kind, error.param, error.code)))
 
 
 def full_message(error: FairleadError) -> str:
@@ -102,17 +116,27 @@ def full_message(error: FairleadError) -> str:
 # Answers -------------------------------------------------------------------------------------------
 
 
-def usage(job: Job, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """Return the token counts; a prompt counts once however many answers it gets."""
-    counts: dict[str, Any] = {
-        "prompt_tokens": job.prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": job.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-    if job.parts is not None:
-        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
-    return counts
+def usage(job: Job, completion_tokens: int, cached_tokens: int, reasoning_tokens: int) -> Usage:
+    """Return the token counts of an answer."""
+    return Usage(
+        job.prompt_tokens,
+        completion_tokens,
+        job.prompt_tokens + completion_tokens,
+        PromptTokensDetails(cached_tokens),
+        UNSET if job.parts is None else CompletionTokensDetails(reasoning_tokens),
+    )
+
+
+def usage_of(job: Job, answers: list[Delta]) -> Usage:
+    """Return the token counts of whole answers."""
+    completion_tokens = sum(len(answer.token_ids) for answer in answers)
+    reasoning_tokens = sum(answer.reasoning_tokens for answer in answers)
+    return usage(job, completion_tokens, cached_tokens(job, answers), reasoning_tokens)
+
+
+def prompt_usage(job: Job) -> PromptUsage:
+    """Return the token counts of a job that generates nothing."""
+    return PromptUsage(job.prompt_tokens, job.prompt_tokens)
 
 
 def call_id(context: AnswerContext, choice: int, number: int, *, prefix: str = "call") -> str:
@@ -130,21 +154,3 @@ def call_id(context: AnswerContext, choice: int, number: int, *, prefix: str = "
 def cached_tokens(job: Job, deltas: list[Delta]) -> int:
     """Return the cached tokens of the prompts, as counted by the first choice of each."""
     return sum(delta.cached_tokens for delta in deltas if delta.index % job.n == 0)
-
-
-def identity(job: Job, kind: str, created: int) -> dict[str, Any]:
-    """Return the first members of an answer; `kind` is its `object`."""
-    return {"id": job.id, "object": kind, "created": created, "model": job.model, "system_fingerprint": None}
-
-
-def completion_response(
-    job: Job, kind: str, created: int, choices: list[dict[str, Any]], answers: list[Delta]
-) -> dict[str, Any]:
-    """Return a whole answer: its choices, and the token counts of `answers`."""
-    completion_tokens = sum(len(answer.token_ids) for answer in answers)
-    reasoning_tokens = sum(answer.reasoning_tokens for answer in answers)
-    return {
-        **identity(job, kind, created),
-        "choices": choices,
-        "usage": usage(job, completion_tokens, cached_tokens(job, answers), reasoning_tokens),
-    }

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from fairlead.base.config import Limits, SpecialTokens
 from fairlead.base.errors import FairleadError
@@ -20,10 +20,11 @@ from fairlead.dialects.openai.common import (
     OpenAIErrors,
     StreamOptions,
     check_generation,
-    completion_response,
     encode,
+    encoded,
     prompts_of,
     stop_strings,
+    usage_of,
 )
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.openai.logprobs import Scored, completion_logprobs, prompt_logprobs
@@ -138,22 +139,28 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         deltas = context.options.shown(deltas)
         choices = []
         for delta in deltas:
-            logprobs = None
+            logprobs: Any = None
+            listed: Any = UNSET
             if has_logprobs:
                 lists, _ = completion_logprobs(tokenizer, _scored(context, delta), offset=0)
-                logprobs = msgspec.Raw(encode(lists))
-            choice: dict[str, Any] = {
-                "index": delta.index,
-                "text": (texts[delta.index // job.n] if texts else "") + delta.text,
-                "logprobs": logprobs,
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop_reason,
-            }
+                logprobs = encoded(lists)
             if context.options.lists_prompt:
-                listed = prompt_logprobs(tokenizer, delta.prompt_logprobs)
-                choice["prompt_logprobs"] = msgspec.Raw(encode(listed))
-            choices.append(choice)
-        return encode(completion_response(job, "text_completion", context.created, choices, deltas))
+                listed = encoded(prompt_logprobs(tokenizer, delta.prompt_logprobs))
+            text = (texts[delta.index // job.n] if texts else "") + delta.text
+            choices.append(
+                shapes.TextChoice(delta.index, text, logprobs, delta.finish_reason, delta.stop_reason, listed)
+            )
+        return encode(
+            shapes.TextCompletion(
+                id=job.id,
+                object="text_completion",
+                created=context.created,
+                model=job.model,
+                system_fingerprint=None,
+                choices=choices,
+                usage=usage_of(job, deltas),
+            )
+        )
 
     def stream_writer(self, context: AnswerContext) -> "CompletionChunks":
         """Return the writer of a streamed response."""

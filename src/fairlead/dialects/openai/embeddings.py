@@ -3,9 +3,8 @@
 import math
 import struct
 from base64 import b64encode
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from fairlead.base.config import Limits
@@ -15,7 +14,7 @@ from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest
 from fairlead.dialects.fields import OF_ONE_KIND, CommonFields, NonEmpty, PositiveCount, Texts
-from fairlead.dialects.openai.common import OpenAIErrors, encode, prompts_of
+from fairlead.dialects.openai.common import OpenAIErrors, encode, encoded, prompt_usage, prompts_of
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.unserved import EMBEDDING, capturing, refuse_unserved
 
@@ -68,18 +67,16 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
         settings, job = context.own_model.embedding, context.job
         assert settings is not None
         dimensions, encoding_format = context.options
-        data: list[dict[str, Any]] = []
+        data = []
         for delta in deltas:
             vector = delta.vector
             _check_width(vector, settings.width)
             if dimensions is not None and dimensions < settings.width:
                 vector = shortened(vector, dimensions, normalized=settings.normalized)
             in_text = encoding_format == "base64"
-            # Encoded one by one: one call for all of them would hold the GIL too long.
-            written = b64encode(vector).decode() if in_text else msgspec.Raw(encode(_numbers(vector)))
-            data.append({"object": "embedding", "index": delta.index, "embedding": written})
-        usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
-        return encode({"object": "list", "data": data, "model": job.model, "usage": usage})
+            written = b64encode(vector).decode() if in_text else encoded(_numbers(vector))
+            data.append(shapes.TextVector("embedding", delta.index, written))
+        return encode(shapes.EmbeddingList("list", data, job.model, prompt_usage(job)))
 
 
 def shortened(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:

@@ -72,6 +72,11 @@ class ChunkPiece(msgspec.Struct, gc=False):
         """The text for the user."""
         return (self.content or "") + (self.refusal or "") + (self.text or "")
 
+    @property
+    def has_output(self) -> bool:
+        """Whether anything was generated for it."""
+        return bool(self.thoughts or self.words or self.tool_calls)
+
 
 class ChunkChoice(msgspec.Struct, gc=False):
     """`stop_reason`, of vLLM: the stop string or the id of the token that ended the choice."""
@@ -85,6 +90,8 @@ class ChunkChoice(msgspec.Struct, gc=False):
 
 
 class ChunkShape(EventShape, gc=False):
+    """A chunk of any server, for relays, translations, and the clients of our commands."""
+
     choices: list[ChunkChoice] | None = None
 
 

@@ -1,19 +1,19 @@
 """Sorting documents by their relevance, as in the APIs of Jina, Cohere and vLLM: `POST /v1/rerank`."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from fairlead.base.config import Limits
 from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
 from fairlead.dialects.fields import CommonFields, Count, NonEmpty
-from fairlead.dialects.openai.common import OpenAIErrors, encode
+from fairlead.dialects.openai.common import OpenAIErrors, encode, prompt_usage
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.rerank.comparison import check_texts, scores_of
-from fairlead.dialects.rerank.shapes import Ranking
+from fairlead.dialects.rerank.shapes import RankedDocument, Ranking, ScoredText
 from fairlead.dialects.unserved import COMPARISON, capturing, refuse_unserved
 
 
@@ -74,14 +74,15 @@ class RerankDialect(OpenAIErrors, Dialect):
         options, job = context.options, context.job
         scores = list(scores_of(context, 1, deltas))
         ranking = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: options.top_n]
-        results: list[dict[str, Any]] = []
-        for index in ranking:
-            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
-            if options.documents is not None:
-                result["document"] = {"text": options.documents[index]}
-            results.append(result)
-        usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
-        return encode({"id": job.id, "model": job.model, "results": results, "usage": usage})
+        results = [
+            RankedDocument(
+                index,
+                scores[index],
+                UNSET if options.documents is None else ScoredText(options.documents[index]),
+            )
+            for index in ranking
+        ]
+        return encode(Ranking(job.id, job.model, results, prompt_usage(job)))
 
 
 class CohereRerankDialect(RerankDialect):

@@ -1,6 +1,6 @@
 """Scores of pairs of texts, as in vLLM's API: `POST /v1/score`."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -9,10 +9,10 @@ from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
 from fairlead.dialects.fields import TEXT_OR_TEXTS, CommonFields, NonEmpty, described
-from fairlead.dialects.openai.common import OpenAIErrors, encode
+from fairlead.dialects.openai.common import OpenAIErrors, encode, prompt_usage
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.rerank.comparison import check_texts, scores_of
-from fairlead.dialects.rerank.shapes import ScoreList
+from fairlead.dialects.rerank.shapes import PairScore, ScoreList
 from fairlead.dialects.unserved import COMPARISON, capturing, refuse_unserved
 
 TextOrTexts = NonEmpty | Annotated[list[NonEmpty], Meta(extra_json_schema={"minItems": 1})]
@@ -58,21 +58,9 @@ class ScoreDialect(OpenAIErrors, Dialect):
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the scores in the order of the pairs."""
         job = context.job
-        data: list[dict[str, Any]] = [
-            {"index": index, "object": "score", "score": score}
-            for index, score in enumerate(scores_of(context, context.options, deltas))
-        ]
-        usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
-        return encode(
-            {
-                "id": job.id,
-                "object": "list",
-                "created": context.created,
-                "model": job.model,
-                "data": data,
-                "usage": usage,
-            }
-        )
+        scores = enumerate(scores_of(context, context.options, deltas))
+        data = [PairScore(index, "score", score) for index, score in scores]
+        return encode(ScoreList(job.id, "list", context.created, job.model, data, prompt_usage(job)))
 
 
 def _pairs_of(request: ScoreRequest) -> TextPairs:

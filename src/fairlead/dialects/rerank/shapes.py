@@ -1,8 +1,9 @@
-"""The types of responses about pairs of texts, for `/openapi.json`, as in `dialects/shapes.py`."""
+"""Responses about pairs of texts, as in `dialects/shapes.py`."""
 
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fairlead.dialects.shapes import PromptUsage
 
@@ -14,15 +15,24 @@ class ScoredText(msgspec.Struct, frozen=True):
 
 
 class RankedDocument(msgspec.Struct, frozen=True):
-    """A document's relevance: for embedding models a cosine, else a score that depends on the model."""
+    """A document's relevance: for embedding models a cosine, else a score that depends on the model.
+
+    `index` is its place in the request. `document` is absent with `return_documents: false`.
+    """
 
     index: int
     relevance_score: float
-    document: ScoredText | None = None
+    document: ScoredText | UnsetType = UNSET
 
 
 class Ranking(msgspec.Struct, frozen=True):
-    """The documents, the most relevant one first. `index`: the place in the request."""
+    """A ranking.
+
+    id: The job's id.
+    model: The model that compared the texts.
+    results: The documents, the most relevant one first.
+    usage: Token counts of all texts.
+    """
 
     id: str
     model: str
@@ -39,7 +49,15 @@ class PairScore(msgspec.Struct, frozen=True):
 
 
 class ScoreList(msgspec.Struct, frozen=True):
-    """The scores, in the order of the pairs."""
+    """Scores.
+
+    id: The job's id.
+    object: The kind of this object.
+    created: Its time, in seconds since 1970.
+    model: The model that compared the texts.
+    data: The scores, in the order of the pairs.
+    usage: Token counts of all texts.
+    """
 
     id: str
     object: Literal["list"]

@@ -10,6 +10,8 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from msgspec import UNSET
+
 from fairlead.base.errors import FairleadError
 from fairlead.base.formats.server_sent_events import encode_event
 from fairlead.base.job import Delta, TokenLogprob
@@ -17,11 +19,23 @@ from fairlead.dialects.answer_events import AnswerEnd, AnswerEvent, AnswerEvents
 from fairlead.dialects.dialect import AnswerContext
 from fairlead.dialects.openai.common import call_id, encode, full_message
 from fairlead.dialects.openai.logprobs import chat_logprobs
-from fairlead.dialects.responses.output import Item, OpenItem
+from fairlead.dialects.responses.output import OpenItem
 from fairlead.dialects.responses.relayed import RelayedBeginning
+from fairlead.dialects.responses.shapes import (
+    FunctionCallItem,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputTokensDetails,
+    ReasoningItem,
+    ResponseFault,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+)
 from fairlead.language.structured.pieces import CallArguments, CallBegin, Content, Reasoning
-
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class ResponseOptions(NamedTuple):
@@ -37,59 +51,59 @@ class ResponseOptions(NamedTuple):
 
 def response_object(
     context: AnswerContext,
-    status: Status,
+    status: ResponseStatus,
     *,
-    output: Sequence[Item] = (),
+    output: Sequence[OutputItem] = (),
     usage: TokenUsage | None = None,
     error: FairleadError | None = None,
     completed_at: int | None = None,
     response_id: str | None = None,
-) -> dict[str, Any]:
+) -> ResponseObject:
     """Return the response object. Pure.
 
-    `completed_at`, in seconds since 1970, is of a complete answer. `response_id` is that of another server
-    which has begun the answer.
+    context: Of its answer.
+    status: Whether it is complete.
+    output: Its items so far.
+    usage: Its token counts; None: it has not begun.
+    error: Why it failed; None: it did not.
+    completed_at: When its answer was complete, in seconds since 1970; None: it is not.
+    response_id: The id of another server's response that begins the answer; None: the job's id.
     """
     job = context.job
-    return {
-        "id": response_id or job.id,
-        "object": "response",
-        "created_at": context.created,
-        "completed_at": completed_at,
-        "status": status,
-        "error": None if error is None else _error(error),
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "model": job.model,
-        "output": list(output),
-        "temperature": job.sampling.temperature,
-        "top_p": job.sampling.top_p,
-        **context.options.echo,
-        "usage": None if usage is None else _usage(usage),
-    }
+    sampling = {"temperature": job.sampling.temperature, "top_p": job.sampling.top_p}
+    return ResponseObject(
+        id=response_id or job.id,
+        object="response",
+        created_at=context.created,
+        completed_at=completed_at,
+        status=status,
+        error=None if error is None else _fault(error),
+        incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+        model=job.model,
+        output=list(output),
+        usage=None if usage is None else _usage(usage),
+        **(sampling | context.options.echo),
+    )
 
 
-def _usage(usage: TokenUsage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+def _usage(usage: TokenUsage) -> ResponseUsage:
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.cached_tokens, 0),
+        usage.completion_tokens,
+        OutputTokensDetails(usage.reasoning_tokens),
+        usage.prompt_tokens + usage.completion_tokens,
+    )
 
 
-def _error(error: FairleadError) -> dict[str, Any]:
+def _fault(error: FairleadError) -> ResponseFault:
     """Return an error as a member of a response. OpenAI's types allow few codes, so `type` has ours."""
     code = "server_error"
     if error.status == 429:
         code = "rate_limit_exceeded"
     elif error.status == 400:
         code = "invalid_prompt"
-    return {"code": code, "message": full_message(error), "param": error.param, "type": error.code}
-
-
-_REASONING = {"type": "reasoning_text", "text": ""}
-_OUTPUT_TEXT = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return ResponseFault(code, full_message(error), error.param, error.code)
 
 
 class ResponseEvents:
@@ -100,15 +114,15 @@ class ResponseEvents:
         self._answer = AnswerEvents(context.job)
         self._has_logprobs = context.job.sampling.logprobs is not None and context.model is not None
         self._logprobs: list[TokenLogprob] = []  # of tokens with text that was not written yet
-        self._output: list[Item] = []
+        self._output: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._sequence = 0
         self._relayed = RelayedBeginning()
         self._has_begun = self._is_queued = self._is_cut = self._has_ended = False
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> ResponseObject:
         """Return the response object of a complete answer."""
-        status: Status = "incomplete" if self._is_cut else "completed"
+        status: ResponseStatus = "incomplete" if self._is_cut else "completed"
         completed_at = None if self._is_cut else int(time.time())
         return self._object(status, self._output, completed_at=completed_at)
 
@@ -134,13 +148,13 @@ class ResponseEvents:
             return b""
         self._has_ended = True
         response = self.response()
-        return self._beginning() + self._event(f"response.{response['status']}", response=response)
+        return self._beginning() + self._event(f"response.{response.status}", response=response)
 
     def fail(self, error: FairleadError, status: Literal["failed", "cancelled"] = "failed") -> bytes:
         """See `StreamWriter`. The response keeps what was written. OpenAI has no event for cancelled ones."""
         self._has_ended = True
         beginning = self._beginning()
-        output = [*self._output, self._open.ended("incomplete")] if self._open is not None else self._output
+        output = [*self._output, self._open.end("incomplete")] if self._open is not None else self._output
         response = self._object(status, output, error=error)
         return beginning + self._event("response.failed", response=response)
 
@@ -157,11 +171,11 @@ class ResponseEvents:
         self._sequence, self._output = relayed.events, list(relayed.output)
         self._open = None
         if relayed.message is not None:
-            item = {"id": "", **relayed.message}
-            self._open = OpenItem(len(self._output), item, _OUTPUT_TEXT, "output_text")
+            item = MessageItem(relayed.message.get("id", ""), "in_progress", "assistant", [])
+            self._open = OpenItem(len(self._output), item)
             self._open.pieces += relayed.texts
 
-    def _object(self, status: Status, output: list[Item], **more: Any) -> dict[str, Any]:
+    def _object(self, status: ResponseStatus, output: list[OutputItem], **more: Any) -> ResponseObject:
         response_id = self._relayed.response_id
         usage = self._answer.usage
         return response_object(
@@ -186,16 +200,16 @@ class ResponseEvents:
     def _write(self, event: AnswerEvent) -> bytes:
         match event:
             case Content(text):
-                return self._add_text("message", text)
+                return self._add_text(MessageItem, text)
             case Reasoning(text):
-                return self._add_text("reasoning", text)
+                return self._add_text(ReasoningItem, text)
             case CallBegin(number, name):
                 namespace, own = self._context.options.namespaces.get(name, (None, name))
-                call = {"call_id": call_id(self._context, 0, number), "name": own, "arguments": ""}
-                if namespace is not None:
-                    call["namespace"] = namespace
                 closed = self._close("completed")
-                return closed + self._begin("function_call", call, None, "function_call_arguments")
+                item_id, called = self._item_id("fc"), call_id(self._context, 0, number)
+                space = UNSET if namespace is None else namespace
+                item = FunctionCallItem(item_id, "in_progress", called, own, "", space)
+                return closed + self._begin(item)
             case CallArguments(_, text):
                 assert self._open is not None
                 return self._delta(self._open, text)
@@ -204,33 +218,34 @@ class ResponseEvents:
             case AnswerEnd(reason):
                 return self._finish(is_cut=reason == "length")
 
-    def _add_text(self, kind: Literal["reasoning", "message"], text: str) -> bytes:
+    def _add_text(self, kind: type[ReasoningItem | MessageItem], text: str) -> bytes:
         begin = b""
-        if self._open is None or self._open.item["type"] != kind:
+        if self._open is None or not isinstance(self._open.item, kind):
             begin = self._begin_text(kind)
         assert self._open is not None
         return begin + self._delta(self._open, text)
 
-    def _begin_text(self, kind: Literal["reasoning", "message"]) -> bytes:
+    def _begin_text(self, kind: type[ReasoningItem | MessageItem]) -> bytes:
         closed = self._close("completed")
-        if kind == "reasoning":
-            return closed + self._begin(kind, {"summary": [], "content": []}, _REASONING, "reasoning_text")
-        members = {"role": "assistant", "content": []}
-        return closed + self._begin(kind, members, _OUTPUT_TEXT, "output_text")
+        item: OutputItem
+        if kind is ReasoningItem:
+            item = ReasoningItem(self._item_id("rs"), "in_progress", [], [])
+        else:
+            item = MessageItem(self._item_id("msg"), "in_progress", "assistant", [])
+        return closed + self._begin(item)
 
-    def _begin(self, kind: str, members: Item, content: Item | None, delta: str) -> bytes:
-        index = len(self._output)
-        item = {"id": self._item_id(kind, index), "type": kind, "status": "in_progress", **members}
-        self._open = OpenItem(index, item, content, delta)
-        added = self._event("response.output_item.added", output_index=index, item=item)
-        if content is None:
+    def _begin(self, item: OutputItem) -> bytes:
+        self._open = OpenItem(len(self._output), item)
+        added = self._event("response.output_item.added", output_index=self._open.index, item=item)
+        if isinstance(item, FunctionCallItem):
             return added
-        return added + self._event("response.content_part.added", **self._open.place, part=content)
+        part = self._open.part("")
+        return added + self._event("response.content_part.added", **self._open.place, part=part)
 
-    def _item_id(self, kind: str, index: int) -> str:
-        """Return the id of an item: the same whenever the job is run again."""
-        digest = blake2b(f"{self._context.job.id}/{index}".encode(), digest_size=16).hexdigest()
-        return f"{_ID_PREFIXES[kind]}_{digest}"
+    def _item_id(self, prefix: Literal["rs", "msg", "fc"]) -> str:
+        """Return the id of the next item: the same whenever the job is run again."""
+        name = f"{self._context.job.id}/{len(self._output)}".encode()
+        return f"{prefix}_{blake2b(name, digest_size=16).hexdigest()}"
 
     def _delta(self, item: OpenItem, text: str) -> bytes:
         item.pieces.append(text)
@@ -250,35 +265,30 @@ class ResponseEvents:
         item.logprobs += listed
         return listed
 
-    def _close(self, status: str) -> bytes:
+    def _close(self, status: ItemStatus) -> bytes:
         """Return the events that end the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
             return b""
         events = self._delta(item, "") if item.is_message and self._logprobs else b""
         text = "".join(item.pieces)
-        if item.content is None:
-            kind = "response.function_call_arguments.done"
-            events += self._event(kind, **item.place, name=item.item["name"], arguments=text)
+        if isinstance(item.item, FunctionCallItem):
+            events += self._event(f"{item.kind}.done", **item.place, name=item.item.name, arguments=text)
         else:
             logprobs = {"logprobs": item.logprobs} if item.is_message else {}
-            kind = f"response.{item.content['type']}.done"
-            events += self._event(kind, **item.place, text=text, **logprobs)
+            events += self._event(f"{item.kind}.done", **item.place, text=text, **logprobs)
             events += self._event("response.content_part.done", **item.place, part=item.part(text))
-        ended = item.ended(status)
+        ended = item.end(status)
         self._output.append(ended)
         return events + self._event("response.output_item.done", output_index=item.index, item=ended)
 
     def _finish(self, *, is_cut: bool) -> bytes:
         """Return the events that end the last item. An answer has a message, if an empty one, or a call."""
         self._is_cut = is_cut
-        status = "incomplete" if is_cut else "completed"
-        is_reasoning = self._open is not None and self._open.item["type"] == "reasoning"
+        status: ItemStatus = "incomplete" if is_cut else "completed"
+        is_reasoning = self._open is not None and isinstance(self._open.item, ReasoningItem)
         if self._open is None and self._output:
             return b""  # another server has written all items
         if self._open is not None and (is_cut or not is_reasoning):
             return self._close(status)
-        return self._begin_text("message") + self._close(status)
-
-
-_ID_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+        return self._begin_text(MessageItem) + self._close(status)

@@ -2,36 +2,52 @@
 
 from typing import Any
 
-from fairlead.dialects.openai.common import encode
+from msgspec.structs import replace
 
-Item = dict[str, Any]
+from fairlead.dialects.openai.common import encode
+from fairlead.dialects.responses.shapes import (
+    FunctionCallItem,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+
+_DELTAS: dict[type[OutputItem], str] = {
+    ReasoningItem: "reasoning_text",
+    MessageItem: "output_text",
+    FunctionCallItem: "function_call_arguments",
+}
 
 
 class OpenItem:
     """The item that is being written: its object as it was added, and its text so far."""
 
-    def __init__(self, index: int, item: Item, content: Item | None, delta: str) -> None:
+    def __init__(self, index: int, item: OutputItem) -> None:
         self.index = index
         self.item = item
-        self.content = content
-        self.is_message = item["type"] == "message"
+        self.is_message = isinstance(item, MessageItem)
         self.pieces: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
-        place = {"item_id": item["id"], "output_index": index}
-        self.place = place if content is None else {**place, "content_index": 0}
+        self.place: dict[str, Any] = {"item_id": item.id, "output_index": index}
+        if not isinstance(item, FunctionCallItem):
+            self.place["content_index"] = 0
+        # The events about its text begin with these words.
+        self.kind = f"response.{_DELTAS[type(item)]}"
         # Only the text and the number differ from event to event, and there is one for every token.
-        kind = f"response.{delta}.delta"
-        members = encode({"type": kind, **self.place})[:-1]
-        self.head = f"event: {kind}\ndata: ".encode() + members + b',"delta":'
+        members = encode({"type": f"{self.kind}.delta", **self.place})[:-1]
+        self.head = f"event: {self.kind}.delta\ndata: ".encode() + members + b',"delta":'
 
-    def part(self, text: str) -> Item | None:
-        """Return the content part with this text; None for a call, which has none."""
-        if self.content is None:
-            return None
-        return {**self.content, "text": text} | ({"logprobs": self.logprobs} if self.is_message else {})
+    def part(self, text: str) -> ReasoningText | OutputText:
+        """Return the content part with this text. A call has none."""
+        assert not isinstance(self.item, FunctionCallItem)
+        return OutputText(text, [], self.logprobs) if self.is_message else ReasoningText(text)
 
-    def ended(self, status: str) -> Item:
-        """Return the item as it is now."""
+    def end(self, status: ItemStatus) -> OutputItem:
+        """Return the item as it is now, with this status."""
         text = "".join(self.pieces)
-        filled = {"arguments": text} if self.content is None else {"content": [self.part(text)]}
-        return {**self.item, **filled, "status": status}
+        if isinstance(self.item, FunctionCallItem):
+            return replace(self.item, arguments=text, status=status)
+        return replace(self.item, content=[self.part(text)], status=status)

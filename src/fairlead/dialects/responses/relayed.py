@@ -1,10 +1,13 @@
 """What another server has written of a response, so that our engine can continue it with the same ids."""
 
+from typing import Any
+
 import msgspec
 
 from fairlead.base.formats.server_sent_events import event_data, split_events
 from fairlead.base.reported import decoded
-from fairlead.dialects.responses.output import Item
+
+Item = dict[str, Any]
 
 
 class _Event(msgspec.Struct, gc=False):

@@ -1,10 +1,12 @@
-"""The types of responses in OpenAI's Responses API, for `/openapi.json`. See `shapes`."""
+"""Whole responses in OpenAI's Responses API, and their items, as in `dialects/shapes.py`."""
 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -22,7 +24,13 @@ class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """The model's reasoning."""
+    """The model's reasoning.
+
+    id: The item's id.
+    status: Whether it is complete.
+    summary: Always empty.
+    content: Its text, in one part; empty at its beginning.
+    """
 
     id: str
     status: ItemStatus
@@ -31,7 +39,13 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
 
 
 class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """A message of the model."""
+    """A message of the model.
+
+    id: The item's id.
+    status: Whether it is complete.
+    role: Always the assistant's.
+    content: Its text, in one part; empty at its beginning.
+    """
 
     id: str
     status: ItemStatus
@@ -40,18 +54,29 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """A call of a function. Its result is sent as an item `function_call_output` of the same `call_id`."""
+    """A call of a function.
+
+    id: The item's id.
+    status: Whether it is complete.
+    call_id: The call's id. Its result is sent as an item `function_call_output` with the same one.
+    name: The function.
+    arguments: Its arguments as JSON in a string; empty at its beginning.
+    namespace: The namespace of the function; absent if it has none.
+    """
 
     id: str
     status: ItemStatus
     call_id: str
     name: str
     arguments: str
-    namespace: str | None = None
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """`cached_tokens`: tokens of the input that were in the KV cache, and so not computed again."""
+    """`cached_tokens`: tokens of the input that were in the KV cache. Keeping others there costs nothing."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -64,7 +89,14 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """Token counts."""
+    """Token counts.
+
+    input_tokens: Tokens of the input, with those of the responses that it continues.
+    input_tokens_details: How many of these were cached.
+    output_tokens: Tokens of the output, with those of its reasoning.
+    output_tokens_details: How many of these are reasoning.
+    total_tokens: The sum of both.
+    """
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -80,7 +112,13 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
 
 
 class ResponseFault(msgspec.Struct, frozen=True):
-    """Why a response failed. `code` is one of OpenAI's, `type` our own."""
+    """Why a response failed.
+
+    code: One of OpenAI's few codes.
+    message: For people.
+    param: The field at fault; None: none is.
+    type: Our own kind of the error.
+    """
 
     code: str
     message: str
@@ -89,17 +127,49 @@ class ResponseFault(msgspec.Struct, frozen=True):
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. Most members repeat the request, with its defaults. Times in seconds since 1970."""
+    """A response. The members from `background` on repeat the request, with its defaults.
+
+    id: The response's id.
+    object: The kind of this object.
+    created_at: Its time, in seconds since 1970.
+    completed_at: When its answer was complete, in seconds since 1970; None: it is not.
+    status: Whether it is complete.
+    error: Why it failed; None: it did not.
+    incomplete_details: Why it was cut; None: it was not.
+    model: The model that answers.
+    output: The items of the answer.
+    usage: Token counts; None until the answer has begun.
+    temperature: The temperature of sampling.
+    top_p: The probability of the tokens among which one is chosen.
+    background: Whether it is generated without its client.
+    instructions: A system message.
+    max_output_tokens: The most tokens of the output.
+    max_tool_calls: Has no effect: the client executes all calls.
+    metadata: Texts of the client.
+    parallel_tool_calls: Whether there may be several calls.
+    previous_response_id: The response that it continues.
+    prompt_cache_key: Has no effect.
+    reasoning: The effort of the reasoning.
+    safety_identifier: A user of the client.
+    service_tier: Always the default.
+    store: Whether it is kept.
+    text: The form of the text.
+    tool_choice: Which tools may be called.
+    tools: The tools.
+    top_logprobs: How many alternatives each token has.
+    truncation: Always disabled.
+    user: A user of the client.
+    """
 
     id: str
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    status: ResponseStatus
     error: ResponseFault | None
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[ReasoningItem | MessageItem | FunctionCallItem]
+    output: list[OutputItem]
     usage: ResponseUsage | None
     temperature: float
     top_p: float
@@ -132,7 +202,14 @@ class DeletedResponse(msgspec.Struct, frozen=True):
 
 
 class InputItemList(msgspec.Struct, frozen=True):
-    """Items of a response's input. `has_more`: there are more after `last_id`."""
+    """Items of a response's input.
+
+    object: The kind of this object.
+    data: The items.
+    first_id: The id of the first; None: there is none.
+    last_id: The id of the last; None: there is none.
+    has_more: There are more after the last.
+    """
 
     object: Literal["list"]
     data: list[dict[str, Any]]

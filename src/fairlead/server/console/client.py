@@ -22,6 +22,10 @@ from fairlead.base.formats.server_sent_events import (
     event_name,
     split_events,
 )
+from fairlead.base.reported import decoded
+from fairlead.dialects.event_reader import ABSENT
+from fairlead.dialects.openai.events import ChunkFunction, ChunkPiece, ChunkShape
+from fairlead.dialects.upstream_errors import error_of, is_error
 
 READ_TIMEOUT_S = 720.0  # above the default queue timeout plus request timeout
 ERROR_BODY_BYTES = 64 * 1024
@@ -66,6 +70,8 @@ class ToolCallPiece(msgspec.Struct):
     arguments: str
 
 
+_decode_chunk = msgspec.json.Decoder(ChunkShape).decode
+
 Piece = str | ReasoningPiece | ToolCallPiece
 """A piece of an answer: its text, its reasoning or a tool call."""
 
@@ -74,41 +80,12 @@ class _Error(msgspec.Struct, frozen=True):
     message: str
 
 
-class _Function(msgspec.Struct, frozen=True):
-    name: str | None = None
-    arguments: str | None = None
+class _Refusal(msgspec.Struct, frozen=True):
+    error: msgspec.Raw = ABSENT
 
 
-class _Call(msgspec.Struct, frozen=True):
-    index: int = 0
-    function: _Function = _Function()
-
-
-class _Delta(msgspec.Struct, frozen=True):
-    """`reasoning` is another name of `reasoning_content`; a server may send both."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the pieces that are not empty, in the order of an answer."""
-        if reasoning := self.reasoning_content or self.reasoning:
-            yield ReasoningPiece(reasoning)
-        if self.content:
-            yield self.content
-        for call in self.tool_calls or ():
-            yield ToolCallPiece(call.index, call.function.name or "", call.function.arguments or "")
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    delta: _Delta = _Delta()
-
-
-class _Chunk(msgspec.Struct, frozen=True):
-    choices: list[_Choice] = []
-    error: _Error | str | None = None
+_decode_error = msgspec.json.Decoder(_Error).decode
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -242,15 +219,15 @@ def _pieces(events: Iterator[bytes]) -> Iterator[Piece | Queued]:
             continue
         if data == b"[DONE]":
             return
-        try:
-            chunk = msgspec.json.decode(data, type=_Chunk)
-        except msgspec.MsgspecError:
+        chunk = decoded(_decode_chunk, data)
+        if chunk is None:
             shown = data[:80].decode(errors="replace")
-            raise ServerError(f"the server sent an event that is not part of an answer: {shown}") from None
-        if chunk.error is not None:
-            raise ServerError(_message(chunk.error))
-        for choice in chunk.choices:
-            yield from choice.delta.pieces()
+            raise ServerError(f"the server sent an event that is not part of an answer: {shown}")
+        if is_error(chunk.error):
+            raise ServerError(_message(chunk.error, data))
+        for choice in chunk.choices or ():
+            if choice.delta is not None:
+                yield from _pieces_of(choice.delta)
     raise ServerError("the server closed the stream before the end of the answer")
 
 
@@ -261,18 +238,27 @@ def _refusal(response: httpx.Response) -> str:
         body += part
         if len(body) > ERROR_BODY_BYTES:
             break
-    try:
-        error = msgspec.json.decode(body, type=_Chunk).error
-    except msgspec.MsgspecError:
-        error = None
-    if error:
-        message = _message(error)
+    refusal = decoded(_decode_refusal, body)
+    if refusal is not None and is_error(refusal.error):
+        message = _message(refusal.error, body)
         # The servers of others name their own ways to give a key.
         is_about_keys = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         return f"{message} (--api-key or FAIRLEAD_API_KEY gives a key)" if is_about_keys else message
     return f"{response.url} answered {response.status_code} {response.reason_phrase}"
 
 
-def _message(error: _Error | str) -> str:
-    """Return the message of an error on one line."""
-    return " ".join((error if isinstance(error, str) else error.message).split())
+def _pieces_of(delta: ChunkPiece) -> Iterator[Piece]:
+    """Yield the pieces that are not empty, in the order of an answer."""
+    if delta.thoughts:
+        yield ReasoningPiece(delta.thoughts)
+    if delta.words:
+        yield delta.words
+    for call in delta.tool_calls or ():
+        function = call.function or ChunkFunction()
+        yield ToolCallPiece(call.index or 0, function.name or "", function.arguments or "")
+
+
+def _message(error: msgspec.Raw, document: bytes) -> str:
+    """Return the message of an error in a document, on one line. Ours may be longer than `error_of` shows."""
+    ours = decoded(_decode_error, error)
+    return " ".join((error_of(error, document).message if ours is None else ours.message).split())

@@ -12,6 +12,9 @@ import trio
 
 from fairlead.base.config import UNIX_PREFIX
 from fairlead.base.formats.server_sent_events import EventSplitter, event_data, split_events
+from fairlead.base.reported import decoded, is_given
+from fairlead.dialects.openai.events import ChunkShape
+from fairlead.dialects.upstream_errors import error_of, is_error
 from fairlead.nodes.http.client import Upstream, UpstreamFailed, UpstreamTimeouts
 
 BODY_BYTES = 16 * 1024 * 1024  # of an event, and of a response that is not streamed
@@ -105,32 +108,8 @@ class TimedAnswer(msgspec.Struct):
         return self.usage.completion_tokens if self.usage else len(self.pieces_s)
 
 
-class _Delta(msgspec.Struct):
-    """`reasoning` is another name of `reasoning_content`. Calls are only counted, not read."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-
-    @property
-    def has_output(self) -> bool:
-        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: ReportedUsage | None = None
-    error: object = None
-
-
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_chunk = msgspec.json.Decoder(ChunkShape).decode
+_decode_usage = msgspec.json.Decoder(ReportedUsage).decode
 
 
 class _Refusal(msgspec.Struct):
@@ -208,10 +187,11 @@ class _EventReader:
             chunk = _decode_chunk(data)
         except msgspec.MsgspecError as error:
             raise RequestFailedError("stream", str(error)) from error
-        if chunk.error is not None:
-            raise RequestFailedError("stream", repr(chunk.error))
-        if chunk.usage is not None:
-            self._answer.usage = chunk.usage
-        self._done |= any(choice.finish_reason for choice in chunk.choices)  # not every server sends [DONE]
-        if any(choice.text or (choice.delta and choice.delta.has_output) for choice in chunk.choices):
+        if is_error(chunk.error):
+            raise RequestFailedError("stream", error_of(chunk.error, data).message)
+        if is_given(chunk.usage):
+            self._answer.usage = decoded(_decode_usage, chunk.usage)
+        choices = chunk.choices or ()
+        self._done |= any(choice.finish_reason for choice in choices)  # not every server sends [DONE]
+        if any(choice.text or (choice.delta and choice.delta.has_output) for choice in choices):
             self._answer.pieces_s.append(trio.current_time())

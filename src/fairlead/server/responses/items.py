@@ -8,6 +8,7 @@ import msgspec
 
 from fairlead.base.errors import PreviousResponseNotFound, quoted
 from fairlead.dialects.body import invalid_field
+from fairlead.dialects.responses.shapes import InputItemList
 from fairlead.server.responses.store import ResponseStore, StoredResponse
 
 Item = dict[str, Any]
@@ -71,7 +72,7 @@ def history_of(turns: list[tuple[bytes, bytes]]) -> list[Item]:
 
 def input_list(
     response: StoredResponse, *, order: Literal["asc", "desc"], after: str | None, limit: int
-) -> Item:
+) -> InputItemList:
     """Return a page of a response's own input items, each with an id. Raises `InvalidRequest`."""
     items = list(_listed(response))
     if order == "desc":
@@ -83,13 +84,8 @@ def input_list(
             raise invalid_field("after", f"there is no item {quoted(after)}")
         start = ids.index(after) + 1
     page = items[start : start + limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": start + limit < len(items),
-    }
+    first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return InputItemList("list", page, first_id, last_id, has_more=start + limit < len(items))
 
 
 def _items(given: bytes) -> list[Item]:

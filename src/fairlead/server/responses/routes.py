@@ -19,6 +19,7 @@ from fairlead.base.job import Job
 from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import AnswerContext
 from fairlead.dialects.responses.responses import ResponsesDialect, ResponsesEnvelope
+from fairlead.dialects.responses.shapes import DeletedResponse
 from fairlead.generation.caller import Caller, call_at_end
 from fairlead.generation.job_service import AnswerNotes
 from fairlead.generation.metrics.metrics import KeptResponses
@@ -207,7 +208,7 @@ class ResponseRoutes:
         """Remove a response. One in progress is cancelled."""
         response = self._find(request)
         self.store.remove(response)
-        return json_response({"id": response.id, "object": "response", "deleted": True})
+        return json_response(DeletedResponse(response.id, "response", deleted=True))
 
     async def cancel_response(self, request: Request) -> Response:
         """Cancel a response in the background, and return it. One that has ended is not changed."""

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from fairlead.base.version import VERSION
+from fairlead.dialects.shapes import ServerState, Version
 from fairlead.generation.services import Services
 from fairlead.server.routes.request import Request, Response, json_response
 
@@ -20,17 +21,17 @@ class Admin:
         """
         instance = self._services.fleet.instance
         if problems := self._services.problems():
-            return json_response({"status": "stuck", "models": dict(problems), "instance": instance}, 503)
-        return json_response({"status": "ok", "instance": instance})
+            return json_response(ServerState("stuck", dict(problems), instance), 503)
+        return json_response(ServerState("ok", instance=instance))
 
     async def ready(self, _request: Request) -> Response:
         """Report whether preloading is over, no model waits for its restart, and the server is to go on."""
         if self._services.stopping():
-            return json_response({"status": "stopping"}, 503)
+            return json_response(ServerState("stopping"), 503)
         await self._services.refresh()
         if self._services.ready():
-            return json_response({"status": "ready"})
-        return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
+            return json_response(ServerState("ready"))
+        return json_response(ServerState("loading"), 503, {"Retry-After": "2"})
 
     async def running(self, request: Request) -> Response:
         """Return the models that have a process here, as far as the caller may see them.
@@ -46,4 +47,4 @@ class Admin:
 
     async def version(self, _request: Request) -> Response:
         """Return the program's version."""
-        return json_response({"version": VERSION})
+        return json_response(Version(VERSION))

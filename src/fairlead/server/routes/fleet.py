@@ -15,6 +15,7 @@ from fairlead.base.config import ConfigError, NodeConfig
 from fairlead.base.config.spelling import dotted, spelled
 from fairlead.base.errors import FairleadError, InvalidRequest, NotFound, quoted
 from fairlead.base.requester import who
+from fairlead.dialects.shapes import RemovedNode
 from fairlead.nodes.processes.output import ProcessOutput
 from fairlead.router.fleet.status import ModelStatus, NodeStatus
 from fairlead.server.routes.process_logs import ProcessLogs
@@ -97,7 +98,7 @@ class FleetRoutes:
         """Remove a node; respond when the jobs it runs are finished."""
         node_id = request.path_parameters["node_id"]
         await self._fleet.remove_node(node_id, by=self._reader.requester(request))
-        return json_response({"id": node_id, "object": "node", "deleted": True})
+        return json_response(RemovedNode(node_id, "node", deleted=True))
 
     async def drain_node(self, request: Request) -> Response:
         """Give a node no more jobs; respond at once."""

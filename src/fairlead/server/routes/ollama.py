@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import msgspec
 import trio
@@ -21,8 +21,20 @@ from fairlead.dialects.ollama.chat import OllamaChatDialect
 from fairlead.dialects.ollama.embed import EmbedDialect, PromptEmbeddingDialect
 from fairlead.dialects.ollama.fields import LONGEST_KEEP_ALIVE_S, OllamaEnvelope, RelayedOptions, keep_alive_s
 from fairlead.dialects.ollama.generate import OllamaGenerateDialect
-from fairlead.dialects.ollama.writer import timestamp
+from fairlead.dialects.ollama.shapes import (
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaModel,
+    OllamaModels,
+    OllamaRunningModel,
+    OllamaRunningModels,
+    OllamaShown,
+    OllamaStatistics,
+)
+from fairlead.dialects.ollama.writer import answer_of
+from fairlead.dialects.shapes import Version
 from fairlead.language.text.model import TextModel
+from fairlead.router.fleet.status import ModelStatus
 from fairlead.server.auth.request_auth import RequestAuth
 from fairlead.server.routes.generate import Generation
 from fairlead.server.routes.ollama_details import (
@@ -43,7 +55,8 @@ LATEST = ":latest"
 CHAT, GENERATE = OllamaChatDialect(), OllamaGenerateDialect()
 EMBED, EMBEDDINGS = EmbedDialect(), PromptEmbeddingDialect()
 
-Empty = Callable[[str, str], dict[str, Any]]
+Reason = Literal["load", "unload"]
+Empty = Callable[[str, Reason], msgspec.Struct]
 
 
 class ShowModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,22 +86,22 @@ class OllamaRoutes:
 
     async def chat(self, request: Request) -> Response:
         """Handle `POST /api/chat`."""
-        begin = partial(self._begin, empty=partial(_empty, message={"role": "assistant", "content": ""}))
+        begin = partial(self._begin, empty=partial(_empty, chat=True))
         return await self._generation.respond(request, CHAT, intercept=begin)
 
     async def generate(self, request: Request) -> Response:
         """Handle `POST /api/generate`."""
-        begin = partial(self._begin, empty=partial(_empty, response=""))
+        begin = partial(self._begin, empty=partial(_empty, chat=False))
         return await self._generation.respond(request, GENERATE, intercept=begin)
 
     async def embed(self, request: Request) -> Response:
         """Handle `POST /api/embed`."""
-        begin = partial(self._begin, empty=lambda model, _reason: {"model": model, "embeddings": []})
+        begin = partial(self._begin, empty=_no_embeddings)
         return await self._generation.respond(request, EMBED, intercept=begin)
 
     async def embeddings(self, request: Request) -> Response:
         """Handle `POST /api/embeddings`."""
-        begin = partial(self._begin, empty=lambda _model, _reason: {"embedding": []})
+        begin = partial(self._begin, empty=lambda _model, _reason: OllamaEmbedding([]))
         return await self._generation.respond(request, EMBEDDINGS, intercept=begin)
 
     async def _begin(
@@ -120,7 +133,7 @@ class OllamaRoutes:
             request.at_end(self._keep, request, self._models.find(request.api_key, name), kept_s)
         return envelope
 
-    async def _load(self, request: Request, model: str, kept_s: float | None) -> str:
+    async def _load(self, request: Request, model: str, kept_s: float | None) -> Reason:
         """Load or unload a model; return which. Jobs that wait for it stay queued."""
         if kept_s == 0:
             self._auth.check_operator(request)
@@ -165,7 +178,7 @@ class OllamaRoutes:
         if self._fleet.catalog.config.include_aliases_in_list:
             names += [(alias, status.model) for status in offered for alias in status.aliases]
         names += [(name, name) for name, _ in self._models.selectors.cards(request.api_key)]
-        return json_response({"models": [await self._entry(name, model) for name, model in names]})
+        return json_response(OllamaModels([await self._entry(name, model) for name, model in names]))
 
     async def ps(self, request: Request) -> Response:
         """Handle `GET /api/ps`: list the models that are loaded here."""
@@ -175,21 +188,7 @@ class OllamaRoutes:
             for status in self._models.listed(request.api_key)
             if status.is_resident and status.state in ("ready", "draining")
         ]
-        entries = []
-        for status in loaded:
-            entry = await self._entry(status.model, status.model)
-            del entry["modified_at"]
-            text = self._services.models.get(status.model)
-            entries.append(
-                entry
-                | {
-                    "size": status.memory_bytes or entry["size"],  # measured some time after the load
-                    "expires_at": _written(_after(self._fleet.expires_in_s(status.model))),
-                    "size_vram": self._fleet.gpu_bytes(status.model),
-                    "context_length": 0 if text is None else text.max_model_len,
-                }
-            )
-        return json_response({"models": entries})
+        return json_response(OllamaRunningModels([await self._running_entry(status) for status in loaded]))
 
     async def show(self, request: Request) -> Response:
         """Handle `POST /api/show`, for a name, an alias or a selector."""
@@ -201,35 +200,49 @@ class OllamaRoutes:
         text, files = self._services.models.get(model), await self._files(model)
         template = text.chat_template if text is not None else None
         return json_response(
-            {
-                "modelfile": f"FROM {model}\n",
-                "parameters": parameters_of(text),
-                "template": "" if template is None else template.source,
-                "details": files.details(),
-                "model_info": {"general.basename": model} | files.info(text),
-                "capabilities": capabilities_of(text, self._fleet.catalog.models.get(model)),
-                "modified_at": self._modified_at(text),
-            }
+            OllamaShown(
+                modelfile=f"FROM {model}\n",
+                parameters=parameters_of(text),
+                template="" if template is None else template.source,
+                details=files.details(),
+                model_info={"general.basename": model} | files.info(text),
+                capabilities=capabilities_of(text, self._fleet.catalog.models.get(model)),
+                modified_at=self._modified_at(text),
+            )
         )
 
     async def ollama_version(self, _request: Request) -> Response:
         """Handle `GET /api/version`."""
-        return json_response({"version": OLLAMA_VERSION})
+        return json_response(Version(OLLAMA_VERSION))
 
     async def not_served(self, request: Request) -> Response:
         """Refuse a route that changes which models there are: the configuration says that."""
         raise NotServed(f"{request.path} is not served: the server's configuration has its models")
 
-    async def _entry(self, name: str, model: str) -> dict[str, Any]:
+    async def _entry(self, name: str, model: str) -> OllamaModel:
         text, files = self._services.models.get(model), await self._files(model)
-        return {
-            "name": name,
-            "model": name,
-            "modified_at": self._modified_at(text),
-            "size": files.size,
-            "digest": digest_of(model, text),
-            "details": files.details(),
-        }
+        return OllamaModel(
+            name=name,
+            model=name,
+            modified_at=self._modified_at(text),
+            size=files.size,
+            digest=digest_of(model, text),
+            details=files.details(),
+        )
+
+    async def _running_entry(self, status: ModelStatus) -> OllamaRunningModel:
+        model = status.model
+        text, files = self._services.models.get(model), await self._files(model)
+        return OllamaRunningModel(
+            name=model,
+            model=model,
+            size=status.memory_bytes or files.size,  # measured some time after the load
+            digest=digest_of(model, text),
+            details=files.details(),
+            expires_at=_written(_after(self._fleet.expires_in_s(model))),
+            size_vram=self._fleet.gpu_bytes(model),
+            context_length=0 if text is None else text.max_model_len,
+        )
 
     async def _files(self, model: str) -> ModelFiles:
         text = self._services.models.get(model)
@@ -242,9 +255,13 @@ class OllamaRoutes:
         return _written(datetime.fromtimestamp(seconds, UTC))
 
 
-def _empty(model: str, reason: str, **content: Any) -> dict[str, Any]:
+def _empty(model: str, reason: Reason, *, chat: bool) -> OllamaStatistics:
     """Return the answer to a request without content. `reason`: what was done with the model."""
-    return {"model": model, "created_at": timestamp(), **content, "done": True, "done_reason": reason}
+    return answer_of({"done": True, "done_reason": reason}, model=model, chat=chat)
+
+
+def _no_embeddings(model: str, _reason: Reason) -> OllamaEmbeddings:
+    return OllamaEmbeddings(model=model, embeddings=[])
 
 
 def _after(seconds: float) -> datetime:

@@ -14,6 +14,7 @@ import msgspec
 from fairlead.base.config import AnyModelConfig, CommandConfig
 from fairlead.base.errors import LoadFailed
 from fairlead.base.reported import decoded
+from fairlead.dialects.ollama.shapes import OllamaDetails
 from fairlead.language.checkpoint.checkpoint import CONFIG, open_checkpoint
 from fairlead.language.text.model import TextModel
 from fairlead.language.text.settings import GenerationDefaults
@@ -47,16 +48,16 @@ class ModelFiles:
         family = self.config.get("model_type")
         return family if isinstance(family, str) else ""
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> OllamaDetails:
         """Return Ollama's `details`."""
-        return {
-            "parent_model": "",
-            "format": "safetensors" if self.size else "",
-            "family": self.family,
-            "families": [self.family] if self.family else [],
-            "parameter_size": _in_short(self.parameters) if self.parameters else "",
-            "quantization_level": self.dtype,
-        }
+        return OllamaDetails(
+            parent_model="",
+            format="safetensors" if self.size else "",
+            family=self.family,
+            families=[self.family] if self.family else [],
+            parameter_size=_in_short(self.parameters) if self.parameters else "",
+            quantization_level=self.dtype,
+        )
 
     def info(self, model: TextModel | None) -> dict[str, Any]:
         """Return Ollama's `model_info`, as far as it is known."""

@@ -1,6 +1,6 @@
 """`GET /openapi.json`: every route, with the types of its requests and responses.
 
-The views decode bodies with the same types; `shapes` has the types of the responses.
+The views decode bodies with the same types, and writers make responses of them.
 """
 
 import inspect

@@ -1,6 +1,7 @@
 """The views of the queue: its totals, an estimate, and the cancellation of a job."""
 
 from fairlead.base.errors import NotFound, quoted
+from fairlead.dialects.shapes import CancelledRequest
 from fairlead.server.routes.request import Request, Response, json_response
 from fairlead.server.routes.request_reader import RequestReader
 
@@ -36,4 +37,4 @@ class QueueRoutes:
         models = self._services.scope_of(key).models if is_operator else frozenset[str]()
         if not await self._services.gateway.cancel(request_id, by, others=models):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
-        return json_response({"id": request_id, "object": "request", "status": "cancelled"})
+        return json_response(CancelledRequest(request_id, "request", "cancelled"))

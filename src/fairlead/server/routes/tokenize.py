@@ -12,6 +12,7 @@ from fairlead.base.errors import ContextLengthExceeded
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.fields import TemplateVariables, TokenId, described
 from fairlead.dialects.openai.messages import Messages, Tools, template_messages, template_tools
+from fairlead.dialects.shapes import Detokenized, Tokenized
 from fairlead.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.generation.pipeline import USUAL_CHARS_PER_TOKEN
 from fairlead.language.text.model import TextModel
@@ -117,19 +118,14 @@ def _tokenized(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
         )
         if len(tokens) > model.max_model_len:
             raise _too_long(model, f"{len(tokens)} tokens", "prompt")
-    answer = {
-        "count": len(tokens),
-        "max_model_len": model.max_model_len,
-        "tokens": tokens,
-        "token_strs": list(map(model.tokenizer.token, tokens)) if request.return_token_strs else None,
-    }
-    return _encode(answer), len(tokens)
+    texts = list(map(model.tokenizer.token, tokens)) if request.return_token_strs else None
+    return _encode(Tokenized(len(tokens), model.max_model_len, tokens, texts)), len(tokens)
 
 
 def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
     """Return the response in JSON. Raises `InvalidRequest`."""
     model.check_token_ids(tokens, param="tokens")
-    return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})
+    return _encode(Detokenized(model.tokenizer.decode(tokens, skip_special_tokens=False)))
 
 
 def _too_long(model: TextModel, what: str, param: str) -> ContextLengthExceeded:
