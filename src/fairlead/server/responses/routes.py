@@ -59,7 +59,7 @@ class ResponseRoutes:
     # Creating a response -----------------------------------------------------------------------------
 
     async def create(self, request: Request) -> Response:
-        """Respond as `Generation.respond` does, and keep the response."""
+        """Respond as `GenerationViews.respond` does, and keep the response."""
         body, envelope = await self._reader.take(request, ResponsesDialect.read_envelope)
         caller = self._reader.identify(request, envelope, header_prefix=ResponsesDialect.header_prefix)
         if not self._writes(self._jobs.models.find(caller.api_key, envelope.model)):

@@ -10,7 +10,7 @@ from fairlead.server.routes.request import Request, Response, json_response
 from fairlead.server.routes.request_reader import RequestReader
 
 
-class Generation:
+class GenerationViews:
     """Serves requests in all dialects."""
 
     def __init__(self, reader: RequestReader, pipeline: GenerationPipeline) -> None:

@@ -36,7 +36,7 @@ from fairlead.dialects.shapes import Version
 from fairlead.language.text.model import TextModel
 from fairlead.router.fleet.status import ModelStatus
 from fairlead.server.auth.request_auth import RequestAuth
-from fairlead.server.routes.generate import Generation
+from fairlead.server.routes.generate import GenerationViews
 from fairlead.server.routes.ollama_details import (
     NO_FILES,
     ModelFiles,
@@ -73,7 +73,7 @@ _show_decoder = msgspec.json.Decoder(ShowModelRequest)
 class OllamaRoutes:
     """The views below `/api/`."""
 
-    def __init__(self, reader: RequestReader, generation: Generation, auth: RequestAuth) -> None:
+    def __init__(self, reader: RequestReader, generation: GenerationViews, auth: RequestAuth) -> None:
         self._reader = reader
         self._services = reader.jobs.services
         self._fleet = self._services.fleet

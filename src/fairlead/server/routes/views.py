@@ -14,7 +14,7 @@ from fairlead.server.responses.routes import ResponseRoutes
 from fairlead.server.routes.admin import Admin
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
-from fairlead.server.routes.generate import Generation
+from fairlead.server.routes.generate import GenerationViews
 from fairlead.server.routes.media import MediaRoutes
 from fairlead.server.routes.metrics import Metrics
 from fairlead.server.routes.models import ModelRoutes
@@ -41,7 +41,7 @@ class Views:
     ) -> None:
         self._gateway, self._auth, self._unread = services.gateway, auth, reader.unread
         pipeline = GenerationPipeline(reader.jobs)
-        self._generation = Generation(reader, pipeline)
+        self._generation = GenerationViews(reader, pipeline)
         overview = Overview(
             services.fleet,
             services.counts or self.counts,
