@@ -31,7 +31,7 @@ class RelayedBeginning:
     def __init__(self) -> None:
         self.response_id: str | None = None
         self.events = 0
-        self.output: list[Item] = []
+        self.output: list[Any] = []  # objects as the other server has sent them
         self.message: Item | None = None
         self.texts: list[str] = []
 
