@@ -115,8 +115,6 @@ async def test_commands_reach_a_server_on_a_socket(path):
         nursery.cancel_scope.cancel()
 
 
-# httpcore leaves the socket of a failed connection to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_command_without_a_server_on_the_socket_says_so(path):
     with Client(f"unix:{path}") as client, pytest.raises(NoServerError, match=f"unix:{path}"):
         client.models()

@@ -1,20 +1,24 @@
 """A minimal client of any OpenAI-compatible server, for the commands. Independent of the terminal.
 
-Every failure is a `ServerError` with a one-line message for the user.
+Its requests are those of remote nodes (`Upstream`), in a thread that runs Trio: the commands wait for pieces,
+and print them, in plain functions. Every failure is a `ServerError` with a one-line message for the user.
 """
 
+import math
 import re
-import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
+from threading import Event, Thread
 from typing import Literal, Self
 from urllib.parse import quote
 
-import httpx
 import msgspec
+import trio
 
-from fairlead.base.config import UNIX_PREFIX, is_loopback
+from fairlead.base.config import UNIX_PREFIX
+from fairlead.base.errors import FairleadError
 from fairlead.base.formats.server_sent_events import (
     EventSplitter,
     event_comments,
@@ -26,11 +30,21 @@ from fairlead.base.reported import decoded
 from fairlead.dialects.event_reader import ABSENT
 from fairlead.dialects.openai.events import ChunkFunction, ChunkPiece, ChunkShape
 from fairlead.dialects.upstream_errors import error_of, is_error
+from fairlead.nodes.http.client import (
+    ContentFailed,
+    Upstream,
+    UpstreamFailed,
+    UpstreamResponse,
+    UpstreamTimeouts,
+)
+from fairlead.nodes.http.response_parser import ResponseHead
 
+CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 720.0  # above the default queue timeout plus request timeout
 ERROR_BODY_BYTES = 64 * 1024
 EVENT_BYTES = 16 * 1024 * 1024
 
+_STATUSES = frozenset(HTTPStatus)
 _QUEUED = re.compile(r"queued position=(\d+)(?: estimated_wait=(\d+))?")
 
 
@@ -100,29 +114,25 @@ class Client:
     """Sends requests to one server. `url` is its root, with or without /v1, or unix:PATH."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        path = url.removeprefix(UNIX_PREFIX) if url.startswith(UNIX_PREFIX) else None
-        self.url = url if path is not None else url.rstrip("/").removesuffix("/v1")
-        self._http = httpx.Client(
-            base_url=self.url if path is None else "http://localhost",
-            transport=None if path is None else httpx.HTTPTransport(uds=path),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            # A proxy from the environment cannot reach this machine's loopback.
-            trust_env=path is None and not is_loopback(httpx.URL(self.url).host),
-        )
-        self._socket: socket.socket | None = None  # of the lines that are being read
+        self._socket_path = url.removeprefix(UNIX_PREFIX) if url.startswith(UNIX_PREFIX) else None
+        self.url = url if self._socket_path is not None else url.rstrip("/").removesuffix("/v1")
+        self._api_key = api_key
+        self._requests = RequestThread()
+        self._body: Body | None = None  # of the lines that are being read
         self._is_interrupted = False
 
     def __enter__(self) -> Self:
+        self._requests.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        self._requests.stop()
 
     def models(self) -> list[str]:
         """Return the names of the served models. Raises `NoServerError` without a server."""
         with self._request("GET", "/v1/models") as response:
             try:
-                return [model.id for model in msgspec.json.decode(response.read(), type=_Models).data]
+                return [model.id for model in msgspec.json.decode(response.read_all(), type=_Models).data]
             except msgspec.MsgspecError:
                 raise ServerError(f"{self.url} is not a language-model server") from None
 
@@ -134,12 +144,12 @@ class Client:
     def get(self, path: str) -> bytes:
         """Send a GET request; return the body of the response."""
         with self._request("GET", path) as response:
-            return response.read()
+            return response.read_all()
 
     def post(self, path: str, body: object) -> bytes:
         """Send a POST request with a JSON body; return the body of the response."""
         with self._request("POST", path, msgspec.json.encode(body)) as response:
-            return response.read()
+            return response.read_all()
 
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[tuple[str, str]]]:
@@ -154,18 +164,17 @@ class Client:
     @contextmanager
     def lines(self, path: str, *, endless: bool) -> Iterator[Iterator[str]]:
         """Yield an iterator over the lines of a text. An `endless` text has no read timeout."""
-        with self._request("GET", path, read_timeout_s=None if endless else READ_TIMEOUT_S) as response:
-            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+        with self._request("GET", path, pause_s=math.inf if endless else READ_TIMEOUT_S) as response:
+            self._body = response
             if self._is_interrupted:
                 self.interrupt()
-            yield response.iter_lines()
+            yield _lines(response)
 
     def interrupt(self) -> None:
         """Make the reading of lines fail at once, as if the connection broke. For a signal handler."""
         self._is_interrupted = True
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._body is not None:
+            self._body.cut()
 
     @contextmanager
     def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[Piece | Queued]]:
@@ -176,33 +185,151 @@ class Client:
 
     @contextmanager
     def _request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        *,
-        read_timeout_s: float | None = READ_TIMEOUT_S,
-    ) -> Iterator[httpx.Response]:
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=5.0, read=read_timeout_s)
+        self, method: str, path: str, body: bytes = b"", *, pause_s: float = READ_TIMEOUT_S
+    ) -> Iterator["Body"]:
+        """Yield the body of a successful response. `pause_s`: how long it may send nothing."""
+        timeouts = UpstreamTimeouts(
+            connect_s=CONNECT_TIMEOUT_S, first_byte_s=READ_TIMEOUT_S, between_bytes_s=pause_s
+        )
         try:
-            with self._http.stream(method, path, content=body, headers=headers, timeout=timeout) as response:
-                if not response.is_success:
-                    raise ServerError(_refusal(response))
+            upstream = Upstream(
+                self.url if self._socket_path is None else "http://localhost",
+                name=self.url,
+                api_key=self._api_key or None,
+                capacity=1,
+                timeouts=timeouts,
+                socket_path=self._socket_path,
+            )
+        except ValueError as error:
+            raise ServerError(str(error)) from None
+        try:
+            with self._requests.exchange(upstream, method, path, body) as response:
+                if response.head.status >= HTTPStatus.MULTIPLE_CHOICES:
+                    raise ServerError(_refusal(f"{self.url}{path}", response))
                 yield response
-        except (httpx.ConnectError, httpx.ConnectTimeout):
-            raise NoServerError(f"no server answers at {self.url}") from None
-        except httpx.TimeoutException:
-            raise ServerError(f"{self.url} has sent nothing for {READ_TIMEOUT_S:.0f} s") from None
-        except httpx.HTTPError as error:
-            raise ServerError(f"the connection to {self.url} broke: {error}") from None
+        except UpstreamFailed as error:
+            if not upstream.statistics().opened:
+                raise NoServerError(f"no server answers at {self.url}") from None
+            raise ServerError(error.message) from None
+        except ContentFailed as error:
+            raise ServerError(error.message) from None
 
 
-def _events(response: httpx.Response) -> Iterator[bytes]:
+class RequestThread:
+    """A thread that runs Trio, with a task for each exchange. All methods are for other threads."""
+
+    def __init__(self) -> None:
+        self._has_started = Event()
+        self._thread = Thread(target=trio.run, args=(self._run,), daemon=True)
+        self._token: trio.lowlevel.TrioToken
+        self._nursery: trio.Nursery
+
+    def start(self) -> None:
+        """Start it."""
+        self._thread.start()
+        self._has_started.wait()
+
+    def stop(self) -> None:
+        """Cancel the exchanges, and wait for its end."""
+        self._token.run_sync_soon(self._nursery.cancel_scope.cancel)
+        self._thread.join()
+
+    @contextmanager
+    def exchange(self, upstream: Upstream, method: str, path: str, body: bytes) -> Iterator["Body"]:
+        """Send a request; yield its response when the head has arrived. Leaving the block cancels the rest.
+
+        Raises `UpstreamFailed` and `ContentFailed`, also within the block.
+        """
+        response: Body = trio.from_thread.run(
+            self._nursery.start, _exchange, upstream, method, path, body, trio_token=self._token
+        )
+        try:
+            yield response
+        finally:
+            response.cut()
+
+    async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as self._nursery:
+            self._has_started.set()
+            await trio.sleep_forever()
+
+
+class Body:
+    """A response whose body one task receives, piece by piece, and another thread takes."""
+
+    def __init__(self, head: ResponseHead) -> None:
+        self.head = head
+        self._token = trio.lowlevel.current_trio_token()
+        self._scope = trio.CancelScope()
+        self._send, self._take = trio.open_memory_channel[bytes](0)
+        self._failure: FairleadError | None = None
+
+    async def receive(self, response: UpstreamResponse) -> None:
+        """Receive the body until its end, or until it is cut. A piece waits for the thread that takes it."""
+        with self._send, self._scope:
+            try:
+                while piece := await response.read():
+                    await response.pause(partial(self._send.send, piece))
+            except (UpstreamFailed, ContentFailed) as error:
+                self._failure = error
+
+    def cut(self) -> None:
+        """End it now. May be called in a signal handler."""
+        self._token.run_sync_soon(self._scope.cancel)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield its pieces as they arrive. Raises `UpstreamFailed` and `ContentFailed`."""
+        while True:
+            try:
+                yield trio.from_thread.run(self._take.receive, trio_token=self._token)
+            except trio.EndOfChannel:
+                break
+        if self._failure is not None:
+            raise self._failure
+
+    def read_all(self) -> bytes:
+        """Return all of it. Raises as iterating does."""
+        return b"".join(self)
+
+
+async def _exchange(
+    upstream: Upstream,
+    method: str,
+    path: str,
+    body: bytes,
+    task_status: trio.TaskStatus[Body] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run one exchange. Raises until the head of the response has arrived; then `Body` has the failure."""
+    response: Body | None = None
+    try:
+        async with upstream.exchange(method, path, body, accept="*/*") as received:
+            received.decode()
+            response = Body(received.head)
+            task_status.started(response)
+            await response.receive(received)
+    except FairleadError:
+        if response is None:
+            raise
+    finally:
+        upstream.close()
+
+
+def _lines(response: Body) -> Iterator[str]:
+    """Yield the lines of a text, each when it is complete."""
+    rest = b""
+    for data in response:
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _events(response: Body) -> Iterator[bytes]:
     """Yield the server-sent events of a response, each when it is complete."""
     splitter = EventSplitter(EVENT_BYTES)
     try:
-        for data in response.iter_bytes():
+        for data in response:
             yield from split_events(splitter.feed(data))
     except OverflowError as error:
         raise ServerError(f"the server sent {error}") from None
@@ -231,10 +358,10 @@ def _pieces(events: Iterator[bytes]) -> Iterator[Piece | Queued]:
     raise ServerError("the server closed the stream before the end of the answer")
 
 
-def _refusal(response: httpx.Response) -> str:
+def _refusal(url: str, response: Body) -> str:
     """Return the server's error message, or the status if the body has none."""
     body = b""
-    for part in response.iter_bytes():
+    for part in response:
         body += part
         if len(body) > ERROR_BODY_BYTES:
             break
@@ -242,9 +369,11 @@ def _refusal(response: httpx.Response) -> str:
     if refusal is not None and is_error(refusal.error):
         message = _message(refusal.error, body)
         # The servers of others name their own ways to give a key.
-        is_about_keys = response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        is_about_keys = response.head.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         return f"{message} (--api-key or FAIRLEAD_API_KEY gives a key)" if is_about_keys else message
-    return f"{response.url} answered {response.status_code} {response.reason_phrase}"
+    status = response.head.status
+    phrase = HTTPStatus(status).phrase if status in _STATUSES else ""
+    return f"{url} answered {status} {phrase}".rstrip()
 
 
 def _pieces_of(delta: ChunkPiece) -> Iterator[Piece]:
