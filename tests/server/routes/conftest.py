@@ -14,6 +14,7 @@ import trio
 import trio.testing
 from structlog.testing import LogCapture
 
+import shared_trials
 from fairlead.base.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
 from fairlead.base.errors import Cancelled, FairleadError
 from fairlead.base.job import Delta, Job
@@ -40,6 +41,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 LINES = ["hello world", "the quick brown fox", "<|user|>hello<|assistant|>", "one two three"]
+
+
+@pytest.fixture(autouse=True)
+def _shared_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared_trials.share(monkeypatch)
 
 
 @pytest.fixture(scope="session")
