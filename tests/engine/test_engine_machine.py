@@ -9,6 +9,7 @@ from collections import Counter
 from typing import NamedTuple
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import Phase, settings
@@ -147,7 +148,10 @@ class BlindPredictor:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Subclasses may have `fixed_options`, which are used instead of those that are drawn."""
+    """Subclasses may have `fixed_options`, which are used instead of those that are drawn.
+
+    With a `grammar` in them, every sequence has that one.
+    """
 
     fixed_options = {}  # noqa: RUF012
 
@@ -165,6 +169,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, **options) -> None:
         options |= self.fixed_options
+        self.grammar = options.get("grammar")
         self.slots, self.tokens, self.windows = options["slots"], options["tokens"], options["windows"]
         self.batch = min(options["batch"], self.slots)
         self.runner = FakeRunner(
@@ -220,6 +225,8 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def submit(self, prompt, sampling, priority, timeout_s, salt) -> None:
         key = len(self.submitted)
+        if self.grammar is not None:
+            sampling = msgspec.structs.replace(sampling, grammar=self.grammar)
         self.submitted.append(Submitted(prompt, sampling, timeout_s))
         self.open.add(key)
         self.engine.submit(key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt)
@@ -764,11 +771,18 @@ SCARCE = {
     "windows": (None,),
     "predictor": BlindPredictor(),
 }
-AMPLE = {"slots": 6, "batch": 6, "tokens": 12, "blocks": [16] * 3, "speculation": None}
+CONSTRAINED = {
+    "grammar": "kept",
+    "slots": 2,
+    "batch": 2,
+    "tokens": 12,
+    "blocks": [16] * 3,
+    "speculation": None,
+}
 DETECTED_WITH = {
     **dict.fromkeys((frees_blocks_but_not_the_reservation, uses_reserved_blocks), SCARCE),
     **dict.fromkeys((omits_preempted_sequences, preempts_pinned_sequences_too), SCARCE),
-    **dict.fromkeys((waits_for_slow_masks, counts_held_sequences_as_stuck), AMPLE),
+    **dict.fromkeys((waits_for_slow_masks, counts_held_sequences_as_stuck), CONSTRAINED),
     never_takes_held_blocks: SCARCE,
     admits_more_rows_than_a_step_takes: {"slots": 6, "batch": 2, "tokens": 12, "blocks": [16] * 3},
 }
