@@ -99,6 +99,14 @@ async def drafts_follow_only_as_many_tokens_as_are_configured(server: Served) ->
 async def drafts_of_a_step_are_limited(server: Served) -> None:
     await server.complete([5, 6, 7, 8] * 8, tokens=64).done()
     assert max(server.engine.computed[1:]) == 1 + 2, server.engine.computed
+    metrics = (await server.fetch("/metrics")).body.decode()
+    counts = [
+        int(float(line.rpartition(" ")[2]))
+        for name in ("draft", "accepted")
+        for line in metrics.splitlines()
+        if line.startswith(f'fairlead_model_{name}_tokens_total{{model="m"}}')
+    ]
+    assert 0 < counts[1] <= counts[0], metrics
 
 
 @setting("models.ENGINE.maxInputTokens", model(maxInputTokens=20))

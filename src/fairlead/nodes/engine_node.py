@@ -343,6 +343,8 @@ def engine_status(ready: Ready | None, counts: EngineStatistics) -> ProcessStatu
             prefix_queries=counts.prefix_queries,
             prefix_hits=counts.prefix_hits,
             preemptions=counts.preemptions,
+            draft_tokens=counts.draft_tokens,
+            accepted_tokens=counts.accepted_tokens,
             mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
             mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
             block_size=ready.block_size,

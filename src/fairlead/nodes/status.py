@@ -10,10 +10,11 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `kernel` is what computes its steps ("torch", "amx"). `suspended` sequences have no slot, and go on later.
     `cache_usage` is the fraction of blocks that running and suspended sequences hold, `prefix_hit_rate` the
-    fraction of prompt tokens found in the prefix cache (both 0…1).
-    `prefix_queries` and `prefix_hits` are tokens looked up and found. Means are over all steps. `block_size`
-    is the tokens that a cache block holds, `cache_dtype` the type of its numbers. `keeps_prefixes`: blocks of
-    ended sequences are kept for reuse.
+    fraction of prompt tokens found in the prefix cache (both 0…1). `prefix_queries` and `prefix_hits` are
+    tokens looked up and found. `draft_tokens` and `accepted_tokens` are drafts of speculation that were tried
+    and that the model has chosen. Means are over all steps. `block_size` is the tokens that a cache block
+    holds, `cache_dtype` the type of its numbers. `keeps_prefixes`: blocks of ended sequences are kept for
+    reuse.
     """
 
     kernel: str
@@ -27,6 +28,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries: int
     prefix_hits: int
     preemptions: int
+    draft_tokens: int
+    accepted_tokens: int
     mean_step_ms: float
     mean_step_tokens: float
     block_size: int

@@ -18,6 +18,7 @@ from generation.metrics.sources import FakeSources, engine, engine_status, timel
 VLLM = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
     *("prompt_tokens_total", "generation_tokens_total", "request_success_total"),
 )
 VLLM_HISTOGRAMS = (
@@ -57,7 +58,13 @@ def sources() -> FakeSources:
             busy=1,
             counts=LifetimeCounts(loads=2, stuck=1),
             engine=engine_status(
-                cache_usage=0.25, blocks_total=100, preemptions=3, prefix_queries=40, prefix_hits=10
+                cache_usage=0.25,
+                blocks_total=100,
+                preemptions=3,
+                prefix_queries=40,
+                prefix_hits=10,
+                draft_tokens=9,
+                accepted_tokens=7,
             ),
         ),
         engine("far", kind="remote"),
@@ -94,6 +101,8 @@ async def test_vllm_metrics_have_the_values_of_the_jobs(sources):
         "prefix_cache_queries_total": 40,
         "prefix_cache_hits_total": 10,
         "num_preemptions_total": 3,
+        "spec_decode_num_draft_tokens_total": 9,
+        "spec_decode_num_accepted_tokens_total": 7,
         "prompt_tokens_total": 15,
         "generation_tokens_total": 22,
     }

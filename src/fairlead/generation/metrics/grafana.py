@@ -43,6 +43,7 @@ def _quantiles(metric: str) -> tuple[tuple[str, str], ...]:
 
 _MEAN_WAIT = _ratio("fairlead_tenant_wait_seconds_total", "fairlead_tenant_jobs_total", "tenant")
 _PREFIX_HIT_RATE = _ratio("fairlead_model_prefix_hits_total", "fairlead_model_prefix_queries_total", "model")
+_ACCEPTANCE = _ratio("fairlead_model_accepted_tokens_total", "fairlead_model_draft_tokens_total", "model")
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
@@ -131,6 +132,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "short",
                 (("increase(fairlead_model_preemptions_total[5m])", "{{model}}"),),
             ),
+            Panel("Drafts of speculation that were right", "percentunit", ((_ACCEPTANCE, "{{model}}"),)),
         ),
     ),
     (

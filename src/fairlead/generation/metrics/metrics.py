@@ -125,6 +125,10 @@ ENGINES: tuple[Row[EngineStatus], ...] = (
         "fairlead_model_prefix_queries", "Prompt tokens looked up in the cache.", lambda e: e.prefix_queries
     ),
     Counter("fairlead_model_prefix_hits", "Prompt tokens found in the cache.", lambda e: e.prefix_hits),
+    Counter("fairlead_model_draft_tokens", "Drafts that were tried.", lambda e: e.draft_tokens),
+    Counter(
+        "fairlead_model_accepted_tokens", "Drafts that the model chose itself.", lambda e: e.accepted_tokens
+    ),
 )
 
 NODES: tuple[Row[NodeStatus], ...] = (

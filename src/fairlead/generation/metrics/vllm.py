@@ -42,6 +42,12 @@ ENGINES: tuple[Row[EngineStatus], ...] = (
     Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda m: m.prefix_queries),
     Counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
     Counter("vllm:num_preemptions", "Sequences that were preempted.", lambda m: m.preemptions),
+    Counter("vllm:spec_decode_num_draft_tokens", "Drafts that were tried.", lambda m: m.draft_tokens),
+    Counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Drafts that the model chose itself.",
+        lambda m: m.accepted_tokens,
+    ),
 )
 CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
 CACHE: Row[float] = Gauge(
