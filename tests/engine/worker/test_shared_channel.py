@@ -1,7 +1,9 @@
 """The child's channel for fronts by example, in one process: attaching, refusing and disconnecting them."""
 
+import random
 import socket
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,36 @@ def test_clients_get_a_frame_a_step_with_their_own_sequences_only(rig):
         assert client.received == {key: tokens for key, (tokens, _) in client.expected.items()}
     assert (first.prefix, second.prefix) == (1, 2)
     rig.assert_nothing_is_held()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_several_tokens_of_a_sequence_reach_its_own_client(rig, seed):
+    """Each frame has some tokens of some sequences, in any order. The clients check what they receive."""
+    chance = random.Random(seed)
+    clients = [rig.attach() for _ in range(1 + seed % 3)]
+    for number in range(6):
+        client = clients[number % len(clients)]
+        client.send(client.submit([number], 12, Grant(1, number)))
+    rig.channel.read(wait_s=0.0)
+    left = {key: list(tokens) for client in clients for key, (tokens, _) in client.expected.items()}
+    for steps in range(1, 30):
+        keys = chance.sample(sorted(left), chance.randint(1, len(left)))
+        taken = {
+            key: [left[key].pop(0) for _ in range(min(chance.randint(1, 4), len(left[key])))] for key in keys
+        }
+        taken = {key: tokens for key, tokens in taken.items() if tokens}
+        rig.channel.write(
+            messages.StepOutputs(
+                struct.pack(f"<{len(taken)}q", *taken),
+                messages.pack_tokens([token for tokens in taken.values() for token in tokens]),
+                [],
+                messages.EngineStatistics(steps=steps),
+                bytes(map(len, taken.values())),
+            )
+        )
+    for client in clients:
+        client.read()
+        assert client.received == {key: tokens for key, (tokens, _) in client.expected.items()}
 
 
 def test_front_without_sequences_gets_no_frame(rig):
