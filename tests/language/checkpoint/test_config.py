@@ -266,7 +266,10 @@ def test_invalid_value_is_refused_with_file_and_key(key, value):
 @pytest.mark.parametrize(
     ("section", "key"),
     [
-        ({"rope_type": "longrope"}, "rope_type"),
+        ({"rope_type": "longrope"}, "short_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0]}, "short_factor"),
+        ({"rope_type": "longrope", "short_factor": [0.0] * 64}, "short_factor"),
+        ({"rope_type": "spiral"}, "rope_type"),
         ({"rope_type": 3}, "rope_type"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": "8"}, "factor"),

@@ -28,6 +28,8 @@ FILES = {
 }
 FETCHED = ["1_Pooling/config.json", "chat_template.jinja", "config.json", "merges.txt", "model.safetensors"]
 FETCHED.append("tokenizer.json")
+GGUF = ["small.Q4_K_M.gguf", "mmproj-small.gguf", "README.md"]
+GGUF += ["small-Q8_0-00001-of-00002.gguf", "small-Q8_0-00002-of-00002.gguf", "BF16/small-BF16.gguf"]
 SCRIPT = """
 import json, sys
 from fairlead.base.errors import LoadFailed
@@ -48,7 +50,8 @@ def hub():
         {
             "org/model": dict(FILES),
             "org/pickled": {"config.json": b"{}", "pytorch_model.bin": b"x"},
-            "org/small-GGUF": {"small.Q4_K_M.gguf": b"x"},
+            "org/small-GGUF": dict.fromkeys(GGUF, b"x"),
+            "org/odd-GGUF": dict.fromkeys(["odd-Q2_K.gguf", "odd-Q8_0.gguf"], b"x"),
         }
     ) as hub:
         yield hub
@@ -92,6 +95,37 @@ def test_hub_model_is_downloaded_once_with_only_the_files_that_are_read(hub, tmp
     hub.requests.clear()
     assert find("org/model", hub, tmp_path)[:2] == ["found", path]
     assert not [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
+
+
+def test_one_gguf_of_a_repository_is_downloaded_with_all_its_parts(hub, tmp_path):
+    names = [
+        "org/small-GGUF",
+        "org/small-GGUF:q8_0",
+        "org/small-GGUF:BF16",
+        "org/odd-GGUF:odd-Q2_K.gguf@main",
+    ]
+    found = find_each(names, hub, tmp_path)
+    paths = [Path(path) for outcome, path, _ in found if outcome == "found"]
+    expected = ["small.Q4_K_M.gguf", "small-Q8_0-00001-of-00002.gguf", "small-BF16.gguf", "odd-Q2_K.gguf"]
+    assert [path.name for path in paths] == expected
+    assert paths[1].with_name("small-Q8_0-00002-of-00002.gguf").read_bytes() == b"x"
+    assert not list(tmp_path.rglob("mmproj*")) + list(tmp_path.rglob("odd-Q8_0*"))
+    hub.requests.clear()
+    offline = find_each(names, hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert [path for _, path, _ in offline] == list(map(str, paths))
+    assert not hub.requests
+
+
+def test_file_and_folder_with_one_gguf_are_found(tmp_path):
+    file = tmp_path / "a.Q4_K_M.gguf"
+    file.touch()
+    (tmp_path / "mmproj-a.gguf").touch()
+    assert find_model(file) == find_model(tmp_path) == file
+    (tmp_path / "b.Q4_K_M.gguf").touch()
+    with pytest.raises(LoadFailed, match=r"there are: a\.Q4_K_M\.gguf, b\.Q4_K_M\.gguf"):
+        find_model(tmp_path)
+    with pytest.raises(LoadFailed, match="no such directory or file"):
+        find_model(tmp_path / "absent.gguf")
 
 
 def test_offline_only_downloaded_models_are_found(hub, tmp_path):
@@ -138,7 +172,8 @@ def test_errors_name_what_the_hub_lacks(hub, tmp_path):
     reasons = {
         "org/nothing": "no such model on the hub",
         "org/pickled": "no weights as safetensors",
-        "org/small-GGUF": "Fairlead reads safetensors, and this is GGUF",
+        "org/odd-GGUF": "without a name after a colon, and none or several are Q4_K_M",
+        "org/small-GGUF:Q9": "named 'Q9'; there are: BF16/small-BF16.gguf, small-Q8_0",
         "org/model@v9": "no revision 'v9'",
     }
     for (name, reason), (outcome, message, _) in zip(
@@ -146,7 +181,7 @@ def test_errors_name_what_the_hub_lacks(hub, tmp_path):
     ):
         assert outcome == "failed"
         assert reason in message
-        assert message.startswith(name.split("@")[0])
+        assert message.startswith(name.split("@")[0].split(":")[0])
 
 
 def test_error_for_a_gated_model_names_the_missing_access(hub, tmp_path):
@@ -175,24 +210,6 @@ def test_existing_directory_is_returned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert tmp_path / "org" / "model" == find_model("org/model")
     assert tmp_path == find_model(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["small.gguf", "small.GGUF", "folder"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_error_for_gguf_names_an_alternative(tmp_path, name, is_there):
-    path = tmp_path / name
-    if name == "folder":
-        path.mkdir()
-        (path / "small.gguf").touch()
-    elif is_there:
-        path.touch()
-    with pytest.raises(LoadFailed) as caught:
-        find_model(path)
-    assert caught.value.message == (
-        f"{path}: Fairlead reads safetensors, and this is GGUF. Use the same model in safetensors "
-        "(organization/name of the hub), or have llama.cpp serve the file: in a configuration file, "
-        'models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}'
-    )
 
 
 def test_directory_with_safetensors_and_gguf_is_found(tmp_path):

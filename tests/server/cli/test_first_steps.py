@@ -22,7 +22,6 @@ from server.cli.test_serve import FakeApp
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((Path(str(files("fairlead"))) / "server" / "examples").glob("*.yaml"))
-GGUF = "Fairlead reads safetensors, and this is GGUF. Use the same model in safetensors"
 
 
 @pytest.fixture
@@ -78,7 +77,8 @@ def test_error_for_a_single_word_without_a_server_shows_the_prompt_option(
 ):
     monkeypatch.setattr("fairlead.server.console.chat.DEFAULT_URL", unreachable_url)
     assert main(["run", "hello"]) == 1
-    printed = f"no server answers at {unreachable_url}, and hello is not a directory of a model"
+    missing = "hello is not a directory of a model or a GGUF file"
+    printed = f"no server answers at {unreachable_url}, and {missing}"
     assert capsys.readouterr().err == (
         f"fairlead: {printed}. If it is a question: fairlead run --prompt hello\n"
     )
@@ -117,36 +117,46 @@ def test_error_for_a_port_in_use_suggests_another_port(capsys):
     )
 
 
-@pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("command", ["serve", "node"])
-def test_error_for_a_gguf_path_suggests_alternatives(app, capsys, tmp_path, command, is_there):
-    path = tmp_path / "small.gguf"
-    if is_there:
-        path.touch()
-    assert main([command, str(path)]) == 2
-    printed = capsys.readouterr().err
-    assert f"{path}: {GGUF}" in printed
-    assert 'models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}' in printed
+def test_error_for_a_missing_gguf_names_it(app, capsys, tmp_path, command):
+    assert main([command, str(tmp_path / "small.gguf")]) == 2
+    assert "There is no such file." in capsys.readouterr().err
     assert app.configs == []
 
 
-def test_error_for_a_gguf_path_in_a_configuration_suggests_alternatives(capsys, tmp_path):
+def test_gguf_is_served_by_its_name_without_the_ending(app, tmp_path):
+    path = tmp_path / "small.Q4_K_M.gguf"
+    path.touch()
+    assert main(["serve", str(path)]) == 0
+    [model] = app.configs[0].models
+    assert (model.name, model.path) == ("small.Q4_K_M", path)
+
+
+def test_gguf_of_a_hub_is_served_by_the_name_of_its_repository(app):
+    assert main(["serve", "org/small-GGUF:Q8_0"]) == 0
+    [model] = app.configs[0].models
+    assert (model.name, str(model.path)) == ("small-GGUF", "org/small-GGUF:Q8_0")
+
+
+def test_error_for_a_missing_gguf_in_a_configuration_names_it(capsys, tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("models:\n  m: {path: small.gguf}\n")
     assert main(["config", "check", str(file)]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"{file}:2: models.m.path: {tmp_path / 'small.gguf'}: {GGUF}")
+    assert f"{file}:2: models.m.path: there is no file {tmp_path / 'small.gguf'}" in capsys.readouterr().err
 
 
-def test_error_for_a_gguf_path_without_a_server_suggests_alternatives(unreachable_url, capsys, monkeypatch):
+def test_error_for_a_broken_gguf_in_a_configuration_names_it(capsys, tmp_path):
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("models:\n  m: {path: small.gguf}\n")
+    assert main(["config", "check", str(file)]) == 1
+    assert "small.gguf: its beginning reaches beyond the end of the file" in capsys.readouterr().err
+
+
+def test_error_for_a_gguf_path_without_a_server_says_what_is_missing(unreachable_url, capsys, monkeypatch):
     monkeypatch.setattr("fairlead.server.console.chat.DEFAULT_URL", unreachable_url)
     assert main(["run", "small.gguf", "Hi"]) == 1
-    assert capsys.readouterr().err.startswith(f"fairlead: small.gguf: {GGUF}")
-
-
-def test_error_for_a_gguf_path_that_is_not_served_suggests_alternatives(server, capsys):
-    assert main(["run", "models/small.gguf", "Hi", "--url", server.url]) == 1
-    assert capsys.readouterr().err.startswith(f"fairlead: models/small.gguf: {GGUF}")
+    assert "small.gguf is not a directory of a model or a GGUF file" in capsys.readouterr().err
 
 
 def test_run_uses_a_served_model_with_the_name_of_a_gguf_file(server):

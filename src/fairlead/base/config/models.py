@@ -82,8 +82,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     unlisted: ClassVar = False
 
     path: Path
-    """The model's folder, in Hugging Face's layout, or its name on the hub (organization/name). A relative
-    path begins at the folder of the configuration file."""
+    """The model's folder, in Hugging Face's layout, its GGUF file, or its name on the hub: organization/name,
+    or organization/name:Q4_K_M. A relative path begins at the folder of the configuration file."""
     name: str
     aliases: tuple[str, ...] = ()
     """Other names for it in requests."""

@@ -6,6 +6,7 @@ Guarantees `LoadFailed` with the file and the tensor at fault. Never unpickles, 
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
@@ -108,7 +109,8 @@ class CheckpointTensors:
         tensor = self._take(name, shape)
         if tensor.form is not None:
             raise tensor.fails(f"is stored as {tensor.form}, which the CPU kernel does not read")
-        row_bytes = max(1, tensor.nbytes // max(1, shape[0]))
+        # Blocks of a few bits become numbers of at least two bytes.
+        row_bytes = max(1, tensor.nbytes // max(1, shape[0]), 2 * math.prod(shape[1:]))
         step = max(1, self._piece_bytes // row_bytes) if len(shape) > 1 else shape[0]
         for first in range(0, shape[0], step):
             rows = tensor.rows(range(first, min(first + step, shape[0])))

@@ -27,6 +27,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
             return _blend(stretched, trained, kept.clip(0, 1))
         case "yarn":
             return _blend(trained, stretched, _yarn_ramp(rope, head_dim))
+        case "longrope":
+            return trained / np.asarray(rope.factors, np.float32)
         case "default" | "dynamic":
             return trained
     raise LoadFailed(f"rotary embeddings of kind {rope.kind!r} are not supported")

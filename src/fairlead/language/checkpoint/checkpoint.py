@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fairlead.base.errors import LoadFailed
 from fairlead.language.checkpoint.config import CheckpointConfig, CheckpointDocument
+from fairlead.language.checkpoint.gguf.checkpoint import GgufCheckpoint
 from fairlead.language.checkpoint.listing import SafetensorsFolder, TensorListing
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Checkpoint(Protocol):
         """Return what tensors there are, from headers. `LoadFailed` for a missing or broken file."""
 
 
-KINDS: tuple[Callable[[Path], Checkpoint | None], ...] = (SafetensorsFolder.open,)
+KINDS: tuple[Callable[[Path], Checkpoint | None], ...] = (SafetensorsFolder.open, GgufCheckpoint.open)
 """Each returns the checkpoint at a path, or None if it is of another kind."""
 
 

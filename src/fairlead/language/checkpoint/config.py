@@ -108,6 +108,15 @@ class CheckpointConfig:
             )
         return number
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return a list of positive, finite numbers."""
+        values = self._value(key, None)
+        if not isinstance(values, list) or not all(
+            type(value) in (int, float) and 0 < value < math.inf for value in values
+        ):
+            raise self.fails(key, "must be a list of positive, finite numbers")
+        return tuple(map(float, values))
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):

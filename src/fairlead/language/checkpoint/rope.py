@@ -17,8 +17,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """One variant of rotary embedding.
 
     theta: the base of the frequencies.
-    kind: "default", "linear", "dynamic", "llama3" or "yarn". A dynamic one has the trained frequencies;
-        `for_context` returns those for longer texts.
+    kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope". A dynamic one has the trained
+        frequencies; `for_context` returns those for longer texts.
     factor: how much longer the context is than the trained one.
     original_positions: the length of the trained one, in tokens.
     low: llama3 and yarn: below so many full rotations over the trained context, a frequency is stretched
@@ -26,6 +26,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     high: above so many, it is the trained one (yarn: `beta_fast`); between the two they are blended.
     scale: multiplies cosine and sine.
     truncate: whether yarn rounds the bounds to whole dimensions.
+    factors: longrope: by pair of channels, how much slower it turns than without.
     """
 
     theta: float
@@ -36,6 +37,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     high: float = 1.0
     scale: float = 1.0
     truncate: bool = True
+    factors: tuple[float, ...] = ()
 
     @property
     def most_positions(self) -> int:
@@ -145,9 +147,31 @@ def read_variant(
                 scale=_yarn_scale(section, factor),
                 truncate=section.flag("truncate", default=True),
             )
+        case "longrope" | "su":
+            return _read_longrope(config, section, theta, max_positions / original_positions)
     raise section.fails(
-        "rope_type", f"{kind!r} is not supported (default, linear, dynamic, llama3, yarn are)"
+        "rope_type", f"{kind!r} is not supported (default, linear, dynamic, llama3, yarn, longrope are)"
     )
+
+
+def _read_longrope(
+    config: CheckpointConfig, section: CheckpointConfig, theta: float, stretched: float
+) -> Rope:
+    """Read the factors for texts of the trained length, which is all that is served.
+
+    Attention is sharpened by the file's own number, or else for a context `stretched` so many times.
+    """
+    factors = section.numbers("short_factor")
+    heads = config.integer("num_attention_heads")
+    expected = config.integer("head_dim", config.integer("hidden_size") // heads) // 2
+    if len(factors) != expected:
+        raise section.fails("short_factor", f"has {len(factors)} factors for {expected} pairs of channels")
+    if "attention_factor" in section:
+        return Rope(theta=theta, kind="longrope", factors=factors, scale=section.number("attention_factor"))
+    factor = section.number("factor", stretched)
+    original = _read_original(config, section, config.integer("max_position_embeddings"))
+    scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return Rope(theta=theta, kind="longrope", factors=factors, scale=scale)
 
 
 def _read_kind(section: CheckpointConfig) -> str:

@@ -2,21 +2,25 @@
 
 Used once, in the parent process, before any file of the model is read. `huggingface_hub` downloads and
 caches, with its own environment variables: HF_TOKEN, HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE. Only weights in
-safetensors, JSON and the tokenizer's files are downloaded.
+safetensors, JSON and the tokenizer's files are downloaded, or the files of one GGUF.
 """
 
 import fnmatch
+import glob
 import os
 import re
 import threading
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairlead.base.errors import LoadFailed
+from fairlead.language.text.gguf_choice import absolute, choose_files, file_in, has_only_gguf, is_gguf
 
-_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_ID = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<file>[\w./-]+))?(@(?P<revision>[\w./-]+))?", re.ASCII
+)
 _ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*tokenizer*"]
 # Other formats of the same weights, and the original layouts that some repositories also have.
 _IGNORE_PATTERNS = [
@@ -27,55 +31,37 @@ _IGNORE_PATTERNS = [
     "*.pt",
     "*.pth",
     "*.ckpt",
-    "*.gguf",
     "*.onnx",
 ]
 
 Report = Callable[[float], None]
 
 
-def gguf_advice(model: str | os.PathLike[str]) -> str:
-    """Return advice for a model that exists only as GGUF."""
-    return (
-        f"{os.fspath(model)}: Fairlead reads safetensors, and this is GGUF. Use the same model in "
-        "safetensors (organization/name of the hub), or have llama.cpp serve the file: in a "
-        'configuration file, models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}'
-    )
-
-
-def is_gguf(model: str | os.PathLike[str]) -> bool:
-    """Return whether a name is a GGUF file's, or a directory has weights only as GGUF."""
-    path = Path(model)
-    if path.is_dir():
-        return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
-    return path.suffix.lower() == ".gguf"
-
-
 def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -> Path:
-    """Return a model's directory: a local one, or the download of a hub id (`org/name`, `org/name@revision`).
+    """Return where a model is: a local directory or GGUF file, or the download of a hub id.
 
-    Blocks while it downloads; other threads call `report` with the fraction done. An existing path is never
-    looked up on the hub. Raises `LoadFailed`, which names what is missing: the directory, the repository, the
-    permission or the network.
+    A hub id is `org/name`, `org/name@revision`, or `org/name:Q4_K_M` for one of the GGUF files there. Blocks
+    while it downloads; other threads call `report` with the fraction done. An existing path is never looked
+    up on the hub. Raises `LoadFailed`, which names what is missing: the path, the repository, the permission
+    or the network.
     """
     path = Path(model)
-    if is_gguf(model):
-        raise LoadFailed(gguf_advice(model))
-    if path.exists():
-        return path.resolve()
-    named = _ID.fullmatch(os.fspath(model))
-    if named is None:
-        raise LoadFailed(f"{model}: no such directory, and no model id of a hub (org/name)")
-    return _fetch(named["name"], named["revision"], report)
+    if (local := _local(path)) is not None:
+        return local
+    if (named := _named(model)) is None:
+        raise LoadFailed(f"{model}: no such directory or file, and no model id of a hub (org/name)")
+    return _fetch(named["name"], named["file"], named["revision"], report)
 
 
 def find_local(model: str | os.PathLike[str]) -> Path | None:
-    """Return the directory that `find_model` would find without a network, or None."""
+    """Return where `find_model` would find a model without a network, or None."""
     path = Path(model)
-    if path.is_dir():
-        return path.resolve()
-    named = _ID.fullmatch(os.fspath(model))
-    if path.exists() or named is None:
+    try:
+        if (local := _local(path)) is not None:
+            return local
+    except LoadFailed:
+        return None
+    if (named := _named(model)) is None:
         return None
     import huggingface_hub  # slow to import
     from huggingface_hub import errors
@@ -84,32 +70,55 @@ def find_local(model: str | os.PathLike[str]) -> Path | None:
         found = huggingface_hub.snapshot_download(
             named["name"],
             revision=named["revision"],
-            allow_patterns=_ALLOW_PATTERNS,
+            allow_patterns=[*_ALLOW_PATTERNS, "*.gguf"],
             ignore_patterns=_IGNORE_PATTERNS,
             local_files_only=True,
         )
-    except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+        return _downloaded(Path(found), named["file"])
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, LoadFailed):
         return None
-    return Path(found)
+
+
+def _local(path: Path) -> Path | None:
+    """Return the model at a path, which may be a folder with a GGUF; None if there is nothing."""
+    if path.is_dir():
+        return absolute(file_in(path)) if has_only_gguf(path) else path.resolve()
+    if is_gguf(path):
+        return absolute(path) if path.exists() else None
+    return path.resolve() if path.exists() else None
+
+
+def _downloaded(folder: Path, file: str | None) -> Path:
+    """Return the model in the folder of a download: the GGUF file that is meant, or the folder itself."""
+    if file is None and not has_only_gguf(folder):
+        return folder
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+    return folder / choose_files(names, file, of=str(folder))[0]
 
 
 def is_hub_id(model: str) -> bool:
-    """Return whether this may be the name of a model on a hub: `org/name`, `org/name@revision`."""
-    return _ID.fullmatch(model) is not None
+    """Return whether this may be the name of a model on a hub: `org/name`, `org/name:file@revision`."""
+    return _named(model) is not None
 
 
-def _fetch(name: str, revision: str | None, report: Report) -> Path:
+def _named(model: str | os.PathLike[str]) -> re.Match[str] | None:
+    """Return the parts of a hub id; None if this is none, as a path of a GGUF file."""
+    found = _ID.fullmatch(os.fspath(model))
+    return None if found is None or (is_gguf(Path(model)) and not found["file"]) else found
+
+
+def _fetch(name: str, file: str | None, revision: str | None, report: Report) -> Path:
     import huggingface_hub  # slow to import, and needed for few models
     from huggingface_hub import errors
 
     try:
-        total_bytes = _total_bytes(name, revision)
+        wanted = _wanted(name, file, revision)
         directory = huggingface_hub.snapshot_download(
             name,
             revision=revision,
-            allow_patterns=_ALLOW_PATTERNS,
-            ignore_patterns=_IGNORE_PATTERNS,
-            tqdm_class=_bar(report, total_bytes),
+            allow_patterns=wanted.allow,
+            ignore_patterns=wanted.ignore,
+            tqdm_class=_bar(report, wanted.total_bytes),
         )
     except LoadFailed:
         raise
@@ -130,25 +139,37 @@ def _fetch(name: str, revision: str | None, report: Report) -> Path:
     except Exception as error:  # a network, a disk and three libraries can raise anything
         raise LoadFailed(f"{name}: cannot be downloaded from the hub: {_brief(error)}") from error
     report(1.0)
-    return Path(directory)
+    return _downloaded(Path(directory), file)
 
 
-def _total_bytes(name: str, revision: str | None) -> int | None:
-    """Return the size of the download, None if it is unknown. Raises `LoadFailed` if there are no weights."""
+class _Wanted(NamedTuple):
+    """The files to download: patterns of their names, and their size in bytes, None if it is unknown."""
+
+    allow: list[str]
+    ignore: list[str]
+    total_bytes: int | None
+
+
+def _wanted(name: str, file: str | None, revision: str | None) -> _Wanted:
+    """Return which files of a repository to download. Raises `LoadFailed` if there are no weights."""
     import huggingface_hub
 
     try:
         information = huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True)
     except Exception:  # noqa: BLE001  the download raises it again, or only reads the cache
-        return None
-    sizes = {file.rfilename: file.size or 0 for file in information.siblings or ()}
-    files = {file: size for file, size in sizes.items() if _matches(file, _ALLOW_PATTERNS)}
-    files = {file: size for file, size in files.items() if not _matches(file, _IGNORE_PATTERNS)}
-    if not any(file.endswith(".safetensors") for file in files):
-        if any(file.lower().endswith(".gguf") for file in sizes):
-            raise LoadFailed(gguf_advice(name))
-        raise LoadFailed(f"{name}: it has no weights as safetensors, and pickled weights are never read")
-    return sum(files.values())
+        return _Wanted([*_ALLOW_PATTERNS, "*.gguf"] if file else _ALLOW_PATTERNS, _IGNORE_PATTERNS, None)
+    sizes = {each.rfilename: each.size or 0 for each in information.siblings or ()}
+    files = {each: size for each, size in sizes.items() if _matches(each, _ALLOW_PATTERNS)}
+    files = {each: size for each, size in files.items() if not _matches(each, _IGNORE_PATTERNS)}
+    has_safetensors = any(each.endswith(".safetensors") for each in files)
+    if file is not None or (not has_safetensors and any(map(is_gguf, map(Path, sizes)))):
+        chosen = choose_files(sizes, file, of=name)
+        return _Wanted([glob.escape(each) for each in chosen], [], sum(sizes[each] for each in chosen))
+    if not has_safetensors:
+        raise LoadFailed(
+            f"{name}: it has no weights as safetensors or GGUF, and pickled weights are never read"
+        )
+    return _Wanted(_ALLOW_PATTERNS, _IGNORE_PATTERNS, sum(files.values()))
 
 
 def _matches(file: str, patterns: Iterable[str]) -> bool:

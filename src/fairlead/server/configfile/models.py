@@ -9,7 +9,8 @@ import msgspec
 from fairlead.base.config import MODEL_KINDS, AnyModelConfig, CommandConfig, Fault, ModelConfig
 from fairlead.base.config.models import NO_SETTINGS
 from fairlead.base.config.spelling import KeyPath, settings_of
-from fairlead.language.text.hub import gguf_advice, is_gguf, is_hub_id
+from fairlead.language.text.gguf_choice import absolute, is_gguf
+from fairlead.language.text.hub import is_hub_id
 from fairlead.server.configfile import llama_swap
 from fairlead.server.configfile.convert import Conversion
 from fairlead.server.configfile.sections import FileSettings
@@ -82,23 +83,22 @@ class ModelReader:
                 self._conversion.unknown(key, path, known, {})
 
     def _with_folder(self, model: ModelConfig) -> ModelConfig:
-        """Resolve the model's folder, relative to that of the file; return a hub id unchanged.
+        """Resolve the model's folder or GGUF file, relative to the file's folder; return a hub id unchanged.
 
         A path that could be either is a missing folder if its parent folder exists, else a hub id. A folder
         of the cluster's machines need not be on this one.
         """
         try:
-            folder = (self._folder / model.path.expanduser()).resolve()
-            there = folder.is_dir()
+            path = self._folder / model.path.expanduser()
+            folder = absolute(path) if is_gguf(path) else path.resolve()
+            there = folder.is_file() if is_gguf(path) else folder.is_dir()
         except (OSError, RuntimeError):  # a name that is too long, a loop of links, no such home
             folder, there = model.path, False
         if not there and not folder.parent.is_dir() and is_hub_id(str(model.path)):
             return model
         at = ("models", model.name, "path")
-        if is_gguf(folder):
-            self._faults.append(Fault(at, gguf_advice(folder)))
-        elif not there and not model.is_on_cluster:
-            self._faults.append(Fault(at, f"there is no folder {folder}"))
+        if not there and not model.is_on_cluster:
+            self._faults.append(Fault(at, f"there is no {'file' if is_gguf(folder) else 'folder'} {folder}"))
         return msgspec.structs.replace(model, path=folder)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairlead.base.config import ConfigError
-from fairlead.language.text.hub import gguf_advice, is_gguf
+from fairlead.language.text.gguf_choice import is_gguf, model_name
 from fairlead.server.console.announcer import DEFAULT_URL, report_error
 from fairlead.server.console.client import Client, Message, NoServerError, ServerError
 from fairlead.server.console.own_server import own_server
@@ -74,18 +74,16 @@ def _connect(
     servers: ExitStack, model: str | None, prompt: str | None, url: str | None, api_key: str | None
 ) -> tuple[Client, str]:
     """Return a client and the model's name on its server. Start a server only if `url` is None."""
-    path = Path(model) if model and Path(model).is_dir() else None
-    name = path.resolve().name if path else model
+    path = Path(model) if model and _is_model(Path(model)) else None
+    name = model_name(path.resolve()) if path else model
     client = servers.enter_context(Client(url or DEFAULT_URL, api_key=api_key))
     try:
         served = client.models()
     except NoServerError as absent:
         if url is not None:
             raise
-        if model and is_gguf(model):
-            raise ServerError(gguf_advice(model)) from None
         if model and path is None:
-            missing = f"{absent}, and {model} is not a directory of a model"
+            missing = f"{absent}, and {model} is not a directory of a model or a GGUF file"
             raise ServerError(missing + _or_question(model, prompt)) from None
         served = []
     if name in served or (name is None and served):
@@ -97,10 +95,13 @@ def _connect(
     try:
         client.check_model(name)
     except ServerError as error:
-        if is_gguf(name):
-            raise ServerError(gguf_advice(name)) from None
         raise ServerError(f"{error}{_or_question(name, prompt)}") from None
     return client, name
+
+
+def _is_model(path: Path) -> bool:
+    """Return whether there is a directory or a GGUF file, which a server of its own could serve."""
+    return path.is_dir() or (is_gguf(path) and path.is_file())
 
 
 def _or_question(model: str, prompt: str | None) -> str:

@@ -25,11 +25,11 @@ from fairlead.base.config import (
     Role,
     demonstration_model,
 )
-from fairlead.language.text.hub import gguf_advice, is_gguf
+from fairlead.language.text.gguf_choice import absolute, is_gguf, model_name
 from fairlead.server.console.setting_options import SettingOption, setting_options
 
-# A model on the Hugging Face hub: `organization/name`, optionally with `@revision`.
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/([\w.-]+?)(@[\w./-]+)?", re.ASCII)
+# A model on the Hugging Face hub: `organization/name`, with `:FILE` for a GGUF there, and `@revision`.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/([\w.-]+?)(:[\w./-]+)?(@[\w./-]+)?", re.ASCII)
 
 
 def _known_device(_type: object, value: str | None) -> None:
@@ -43,13 +43,15 @@ def _not_blank(_type: object, value: str | None) -> None:
 
 
 def _model(_type: object, value: str | None) -> None:
-    if value is not None and is_gguf(value):
-        raise ValueError(gguf_advice(value))
-    if value is None or Path(value).is_dir() or (HUB_ID.fullmatch(value) and not Path(value).exists()):
+    if value is None or Path(value).is_dir():
         return
-    if Path(value).exists():
-        raise ValueError("Must be a directory, or a model of the hub (organization/name).")
-    raise ValueError("There is no such directory, and a model of the hub is written organization/name.")
+    if is_gguf(Path(value)) and ":" not in value:
+        if not Path(value).is_file():
+            raise ValueError("There is no such file.")
+    elif Path(value).exists():
+        raise ValueError("Must be a directory, a GGUF file, or a model of the hub (organization/name).")
+    elif HUB_ID.fullmatch(value) is None:
+        raise ValueError("There is no such directory, and a model of the hub is written organization/name.")
 
 
 AtLeastOne = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
@@ -197,10 +199,10 @@ def _parse_api_key(text: str, option: str, role: Role) -> ApiKey:
 
 
 def _model_at(requested: str | None) -> ModelConfig:
-    """Return the model in a directory or on the hub, which is not contacted before the server starts."""
+    """Return the model at a path or on the hub, which is not contacted before the server starts."""
     path = demonstration_model() if requested is None else Path(requested)
     hub = None if path.exists() or requested is None else HUB_ID.fullmatch(requested)
-    if hub is not None:
+    if hub is not None and (hub[2] or not is_gguf(path)):
         return ModelConfig(path=path, name=hub[1], preload=True)
-    folder = path.resolve()
-    return ModelConfig(path=folder, name=folder.name, preload=True)
+    found = absolute(path) if is_gguf(path) else path.resolve()
+    return ModelConfig(path=found, name=model_name(found), preload=True)
