@@ -269,3 +269,25 @@ def test_outputs_are_the_same_with_and_without_prefix_cache_when_memory_is_short
         assert {end.finish_reason for end in tested.ends.values()} == {"length"}
     assert token_ids[0] == token_ids[1]
     assert tested.engine.statistics().prefix_hits > 0
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_suspended_sequence_computes_no_token_twice_and_its_prompt_is_counted_once(windows, prefix_cache):
+    tested = loop(windows=windows, prefix_cache=prefix_cache)
+    prompt = [*SYSTEM, *text(1, 900)]
+    first = computed(tested, 1, SYSTEM)
+    tested.engine.submit(2, prompt, sampling(200))
+    before = tested.runner.computed
+    for number in range(60):
+        (tested.engine.suspend if number % 3 == 0 else tested.engine.resume)(2)
+        tested.turn()
+    tested.engine.resume(2)
+    tested.run()
+    assert answer(prompt, sampling(200), 4096, windows)[0] == tested.token_ids_of[2]
+    hit = 480 if prefix_cache else 0
+    assert tested.runner.computed - before == len(prompt) - hit + 199
+    counts = tested.engine.statistics()
+    assert counts.prompt_tokens == first + len(prompt) - hit
+    assert (counts.preemptions, tested.engine.recomputed_tokens) == (0, 0)
+    assert counts.prefix_hits == hit
