@@ -177,7 +177,7 @@ def test_ignored_path_does_not_load_the_model_but_reaches_one_that_is_loaded(ser
     ("path", "status", "message"),
     [
         ("demo/v1/models", 404, "the model 'demo' has no server of its own"),
-        ("nobody/x", 404, "the model 'nobody' is not served here"),
+        ("nobody/x", 404, "model 'nobody' not found: it is not served here"),
         ("mirror/%2e%2e/x", 404, "there is no such route"),
         ("mirror//x", 404, "there is no such route"),
         (f"mirror/{'a' * 3000}", 400, "the path must have at most 2048 characters"),

@@ -15,6 +15,8 @@ MAX_INT32 = 2**31 - 1
 
 Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+# -1: no limit, as in llama.cpp and vLLM's older clients. `token_limit` refuses 0.
+TokenLimit = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]

@@ -302,6 +302,12 @@ class ServerState(msgspec.Struct, frozen=True):
     instance: str | UnsetType = UNSET
 
 
+class ServerLoad(msgspec.Struct, frozen=True):
+    """The number of requests that wait or run."""
+
+    server_load: int
+
+
 class Version(msgspec.Struct, frozen=True):
     """The program's version."""
 

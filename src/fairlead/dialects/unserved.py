@@ -37,12 +37,6 @@ Fields = Mapping[str, Unserved]
 # Constraints on the generated text.
 _CONSTRAINTS: Fields = {
     "structural_tag": _ANY,
-    "guided_json": _ANY,
-    "guided_json_object": _FALSE,
-    "guided_regex": _EMPTY_TEXT,
-    "guided_choice": _EMPTY_LIST,
-    "guided_grammar": _EMPTY_TEXT,
-    "guided_decoding_backend": _ANY,
     "guided_whitespace_pattern": _ANY,
     "grammar": _EMPTY_TEXT,
     "json_schema": _ANY,  # {} is a schema too: any JSON
@@ -55,6 +49,14 @@ _CONSTRAINTS: Fields = {
     "logits_processors": _EMPTY_LIST,
     "custom_logit_processor": _EMPTY_TEXT,
     "moderation": _ANY,
+}
+# The former names of vLLM's `structured_outputs`, where that is served.
+_GUIDED: Fields = {
+    "guided_json": _ANY,
+    "guided_json_object": _FALSE,
+    "guided_regex": _EMPTY_TEXT,
+    "guided_choice": _EMPTY_LIST,
+    "guided_grammar": _EMPTY_TEXT,
 }
 # Sampling and stopping.
 _SAMPLING: Fields = {
@@ -139,13 +141,13 @@ CHAT: Fields = {
     "separate_reasoning": _TRUE,
     "modalities": Unserved((["text"],)),
     "audio": _ANY,
-    "prediction": _ANY,
     "verbosity": Unserved(("medium",)),
     "web_search_options": _ANY,
 }
 
 MESSAGES: Fields = {
     **_CONSTRAINTS,
+    **_GUIDED,
     **_SAMPLING,
     **_PROMPT,
     "n": _ONE,
@@ -158,6 +160,7 @@ MESSAGES: Fields = {
 
 RESPONSES: Fields = {
     **CHAT,
+    **_GUIDED,
     "background_options": _EMPTY_OBJECT,
     "context_management": _EMPTY_LIST,
     "conversation": _ANY,
@@ -245,6 +248,7 @@ _HARMLESS = {
         " verbose"
     ),
     "is a hint at the length of the reasoning, which any answer satisfies": "reasoning",
+    "is a hint at the answer, or at how it is computed": "prediction guided_decoding_backend",
     "concerns in how large pieces reasoning is streamed": "stream_reasoning",
 }
 IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names.split()}

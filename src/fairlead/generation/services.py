@@ -60,7 +60,7 @@ class Services:
         """
         model = self.aliases.get(name, name)
         if not self.serves(model) and not self.is_faulty(model):
-            raise ModelNotFound(f"the model {quoted(name)} is not served here", param="model")
+            raise ModelNotFound(f"model {quoted(name)} not found: it is not served here", param="model")
         return model
 
     def is_faulty(self, model: str) -> bool:

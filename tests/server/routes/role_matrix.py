@@ -17,6 +17,8 @@ OTHER = ApiKey("sk-other", user="other")  # the owner of objects that are not th
 
 KEYLESS = {
     ("GET", "/health"),
+    ("GET", "/ping"),
+    ("POST", "/ping"),
     ("GET", "/ready"),
     ("GET", "/"),
     ("GET", "/dashboard/{name}"),

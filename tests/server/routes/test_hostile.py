@@ -41,7 +41,7 @@ FIELDS = [
     (b'"n":9', "n"),
     (b'"n":1e400', "n"),
     (b'"max_tokens":0', "max_tokens"),
-    (b'"max_tokens":-1', "max_tokens"),
+    (b'"max_tokens":-2', "max_tokens"),
     (b'"min_tokens":-1', "min_tokens"),
     (b'"max_tokens":3,"min_tokens":4', "min_tokens"),
     (b'"logit_bias":{"1":101}', "logit_bias"),
@@ -167,7 +167,7 @@ def test_whole_number_may_be_written_with_a_fraction_of_zero():
     ("more", "param"),
     [
         ({"max_tokens": 5.5}, "max_tokens"),
-        ({"max_tokens": 0.0}, "max_tokens"),
+        ({"max_tokens": -2.0}, "max_tokens"),
         ({"max_tokens": 1e300}, "max_tokens"),
         ({"stop_token_ids": [1.0, 2.5]}, "stop_token_ids[1]"),
         ({"stop_token_ids": [[1.0]]}, "stop_token_ids[0]"),

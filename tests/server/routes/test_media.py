@@ -303,7 +303,7 @@ async def test_limited_key_is_refused_before_its_form_arrives(media_client):
         ),
         (
             b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nnobody\r\n--b\r\nendless',
-            "the model 'nobody' is not served here",
+            "model 'nobody' not found: it is not served here",
             "model",
         ),
     ],

@@ -346,6 +346,36 @@ async def test_deferred_tool_is_given_to_the_model_once_it_is_referred_to(hermes
     assert [one["function"]["name"] for one in found] == names
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "allowed", "refused"),
+    [
+        ("bash_20250124", "bash", {"command": "ls"}, {"cmd": "ls"}),
+        ("text_editor_20250728", "edit", {"command": "view", "path": "a"}, {"command": "view"}),
+        ("computer_20250124", "computer", {"action": "left_click", "coordinate": [1, 2]}, {"action": "see"}),
+        ("memory_20250818", "memory", {"command": "delete", "path": "/memories/a"}, {"command": "burn"}),
+    ],
+)
+async def test_typed_tools_of_the_client_have_a_known_schema(hermes, kind, name, allowed, refused):
+    typed = {"type": kind, "name": name, "display_width_px": 1024}
+    body = body_of(tools=[typed], tool_choice={"type": "any"})
+    grammar, vocabulary = (await job_of(hermes, body)).sampling.grammar, vocabulary_of(hermes)
+    assert accepts(hermes, vocabulary, grammar, call(name, json.dumps(allowed)))
+    assert not accepts(hermes, vocabulary, grammar, call(name, json.dumps(refused)))
+    assert "display width px: 1024" in await prompt_of(hermes, body)
+
+
+async def test_search_results_are_text(hermes):
+    found = {
+        "type": "search_result",
+        "source": "https://a.example",
+        "title": "On A",
+        "content": [{"type": "text", "text": "A is first."}],
+    }
+    asked = {"role": "user", "content": [found, {"type": "text", "text": "What is A?"}]}
+    for messages in ([asked], [*ASKED, of_user(result([found]))]):
+        assert "On A (https://a.example)\nA is first." in await prompt_of(hermes, body_of(*messages))
+
+
 async def test_reference_to_a_tool_is_the_text_of_a_result(hermes):
     prompt = await prompt_of(hermes, body_of(*ASKED, FOUND, tools=[WEATHER, TIME]))
     assert "<|tool|>The tool time is available." in prompt

@@ -149,7 +149,7 @@ async def test_show_tells_what_a_model_can_do(client_with, model):
         ({}, 400, "model: must be given"),
         ({"model": 7}, 400, "model: expected"),
         ({"model": "small", "verbose": 1}, 400, "verbose: expected"),
-        ({"model": "nothing"}, 404, "the model 'nothing' is not served here"),
+        ({"model": "nothing"}, 404, "model 'nothing' not found: it is not served here"),
         (b"[]", 400, "the body"),
     ],
 )

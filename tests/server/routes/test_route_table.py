@@ -20,6 +20,7 @@ def test_no_method_of_a_path_occurs_twice():
 def test_only_probes_and_the_dashboard_need_no_key():
     assert {route.path for route in ROUTES if route.permission in KEYLESS} == {
         "/health",
+        "/ping",
         "/ready",
         "/",
         "/dashboard/{name}",

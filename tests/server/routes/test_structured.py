@@ -33,6 +33,11 @@ CONSTRAINTS = [
     ({"structured_outputs": {"choice": ["red", 'bl"ue']}}, 'bl"ue', "green"),
     ({"structured_outputs": {"grammar": LARK}}, "no!!", "no"),
     ({"structured_outputs": {"grammar": GBNF}}, "no!!", "no"),
+    ({"guided_json": WEATHER}, GOOD, BAD),
+    ({"guided_json_object": True}, "{}", "[]"),
+    ({"guided_regex": "[ab]{2}/c?", "guided_decoding_backend": "xgrammar"}, "ba/", "ba"),
+    ({"guided_choice": ["red", 'bl"ue']}, 'bl"ue', "green"),
+    ({"guided_grammar": GBNF}, "no!!", "no"),
 ]
 UNCONSTRAINED = [
     {"response_format": {"type": "text"}},
@@ -41,6 +46,7 @@ UNCONSTRAINED = [
     {"structured_outputs": {}},
     {"structured_outputs": {"json_object": False}},
     {"structured_outputs": {}, "response_format": {"type": "text"}},
+    {"guided_json_object": False, "guided_regex": "", "guided_choice": [], "guided_grammar": ""},
 ]
 
 

@@ -150,8 +150,8 @@ async def test_relayed_request_keeps_all_of_its_fields(relay_client):
 async def test_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):
     both = FakeFleet(["small"], ["small"])
     client = client_with(fleet=both)
-    reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "guided_json": {}})
-    assert (reply.status, reply.error["param"]) == (400, "guided_json")
+    reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "json_schema": {}})
+    assert (reply.status, reply.error["param"]) == (400, "json_schema")
 
 
 # Control tokens in raw prompts ------------------------------------------------------------------------

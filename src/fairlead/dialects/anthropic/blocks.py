@@ -19,6 +19,19 @@ class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     text: str
 
 
+class SearchResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="search_result"):
+    """A passage that the client has found. The model reads it as text; answers have no citations."""
+
+    source: str
+    title: str
+    content: Annotated[list[TextBlock], Meta(max_length=4096)]
+
+    @property
+    def text(self) -> str:
+        """The passage, behind its title and source."""
+        return "\n".join([f"{self.title} ({self.source})", *(part.text for part in self.content)])
+
+
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
     """The reasoning of an earlier answer. Any `signature` is accepted."""
 
@@ -46,7 +59,7 @@ class ToolReferenceBlock(msgspec.Struct, frozen=True, tag_field="type", tag="too
     tool_name: str
 
 
-ResultBlocks = Annotated[list[TextBlock | ToolReferenceBlock], Meta(max_length=4096)]
+ResultBlocks = Annotated[list[TextBlock | SearchResultBlock | ToolReferenceBlock], Meta(max_length=4096)]
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
@@ -77,7 +90,7 @@ class ToolRemovalBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_
 
 TextBlocks = Annotated[list[TextBlock], Meta(max_length=4096)]
 SystemBlock = TextBlock | ToolAdditionBlock | ToolRemovalBlock
-UserBlock = TextBlock | ToolResultBlock
+UserBlock = TextBlock | SearchResultBlock | ToolResultBlock
 AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
 
 
@@ -168,7 +181,7 @@ def _of_system(content: str | Sequence[SystemBlock]) -> Iterator[dict[str, Any]]
 def _of_user(blocks: list[UserBlock]) -> Iterator[dict[str, Any]]:
     texts: list[str] = []
     for block in blocks:
-        if isinstance(block, TextBlock):
+        if isinstance(block, TextBlock | SearchResultBlock):
             texts.append(block.text)
             continue
         if texts:
@@ -201,8 +214,10 @@ def _result(block: ToolResultBlock) -> str | list[dict[str, str]]:
     return _content(texts)
 
 
-def _result_text(block: TextBlock | ToolReferenceBlock) -> str:
-    return block.text if isinstance(block, TextBlock) else f"The tool {block.tool_name} is available."
+def _result_text(block: TextBlock | SearchResultBlock | ToolReferenceBlock) -> str:
+    if isinstance(block, ToolReferenceBlock):
+        return f"The tool {block.tool_name} is available."
+    return block.text
 
 
 def _content(texts: list[str]) -> str | list[dict[str, str]]:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.base.errors import quoted
+from fairlead.dialects.anthropic.client_tools import client_tool
 from fairlead.dialects.body import invalid_field
 from fairlead.dialects.openai.messages import Function, Tool, template_tools
 from fairlead.dialects.openai.structured import Schema, ToolName
@@ -15,7 +16,17 @@ from fairlead.language.structured.request import AnswerSpec, ToolSpec
 
 
 class CustomTool(msgspec.Struct, frozen=True):
-    """A tool that the client runs. With `defer_loading`, the model gets it once a result refers to it."""
+    """A tool that the client runs.
+
+    name: what calls name.
+    type: `custom`, or that of one of Anthropic's tools, whose schema is known (`client_tools`).
+    description: what the model is told of it.
+    input_schema: the schema of the arguments; a custom tool must have one.
+    strict: whether calls must satisfy the schema.
+    defer_loading: whether the model gets it only once a result refers to it.
+    display_width_px: the width of the screen, for `computer_*`.
+    display_height_px: its height.
+    """
 
     name: ToolName
     type: str | None = None
@@ -23,6 +34,8 @@ class CustomTool(msgspec.Struct, frozen=True):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    display_width_px: int | None = None
+    display_height_px: int | None = None
 
 
 CustomTools = Annotated[list[CustomTool], Meta(max_length=2048)]
@@ -76,6 +89,7 @@ def offered_tools(
     `defer_loading`. Raises `InvalidRequest` for a tool that is not the client's own, or has the name of
     another, and for a choice that the tools do not allow.
     """
+    tools = list(map(_described, tools))
     _check_tools(tools)
     offered = {
         index: tool
@@ -89,11 +103,28 @@ def offered_tools(
     return offered
 
 
+def _described(tool: CustomTool) -> CustomTool:
+    """Return a tool with the description and schema of its type, if Anthropic's clients know these."""
+    if tool.type in (None, "custom"):
+        return tool
+    sizes = {"display_width_px": tool.display_width_px, "display_height_px": tool.display_height_px}
+    known = client_tool(tool.type, {name: size for name, size in sizes.items() if size is not None})
+    if known is None:
+        return tool
+    return msgspec.structs.replace(
+        tool,
+        type="custom",
+        description=known.description,
+        input_schema=known.schema,
+        strict=tool.strict is not False,  # the model has not learned these tools
+    )
+
+
 def _check_tools(tools: list[CustomTool]) -> None:
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
-            reason = f"tools of type {quoted(tool.type)} are not served, only 'custom'"
+            reason = f"tools of type {quoted(tool.type)} are not served, only those that the client runs"
             raise invalid_field(f"tools[{index}].type", reason)
         if tool.input_schema is None:
             raise invalid_field(f"tools[{index}].input_schema", "is missing")

@@ -10,7 +10,7 @@ from fairlead.base.upstream_events import chat_readers
 from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
-from fairlead.dialects.fields import MAX_INT32, Envelope, PositiveCount, TemplateVariables, TopLogprobs
+from fairlead.dialects.fields import MAX_INT32, Envelope, TemplateVariables, TokenLimit, TopLogprobs
 from fairlead.dialects.openai.chat_reader import OpenAIChatReader
 from fairlead.dialects.openai.chunks import CHAT_CHUNK, Chunks, ReasoningChunks
 from fairlead.dialects.openai.common import (
@@ -21,6 +21,7 @@ from fairlead.dialects.openai.common import (
     encode,
     encoded,
     stop_strings,
+    token_limit,
     usage_of,
 )
 from fairlead.dialects.openai.events import ChunkReader
@@ -49,7 +50,7 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`. `max_completion_tokens` is OpenAI's newer name for `max_tokens`."""
 
     messages: Messages
-    max_completion_tokens: PositiveCount | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
@@ -82,7 +83,11 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         check_generation(request)
         if request.top_logprobs and not request.logprobs:
             raise invalid_field("top_logprobs", "needs logprobs: true")
+        constraints, within = request.constraints()
         budget = request.thinking_token_budget
+        limit = token_limit("max_tokens", request.max_tokens)
+        if request.max_completion_tokens is not None:
+            limit = token_limit("max_completion_tokens", request.max_completion_tokens)
         return GenerationRequest(
             messages=template_messages(request.messages),
             tools=None if request.tool_choice == "none" else template_tools(request.tools),
@@ -90,14 +95,15 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
             is_chat=True,
             answer=answer_spec(
                 request.response_format,
-                request.structured_outputs,
+                constraints,
                 request.tools,
                 request.tool_choice,
                 parallel=request.parallel_tool_calls is not False,
+                within=within,
             ),
             reasoning_tokens=None if budget == -1 else budget,
             sampling=request,
-            max_tokens=request.max_completion_tokens or request.max_tokens,
+            max_tokens=limit,
             stop=stop_strings(request.stop),
             n=request.n or 1,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,

@@ -10,8 +10,16 @@ from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta, Job
 from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext
-from fairlead.dialects.fields import PositiveCount, SamplingParameters, StopString
-from fairlead.dialects.openai.structured import ResponseFormat, StructuredOutputs
+from fairlead.dialects.fields import PositiveCount, SamplingParameters, StopString, TokenLimit
+from fairlead.dialects.openai.structured import (
+    FORMER_OUTPUTS,
+    OUTPUTS,
+    Choices,
+    Pattern,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)
 from fairlead.dialects.shapes import (
     CompletionTokensDetails,
     ErrorAnswer,
@@ -58,10 +66,40 @@ class Generation(SamplingParameters, frozen=True, kw_only=True):
 
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None
-    max_tokens: PositiveCount | None = None
+    max_tokens: TokenLimit | None = None
     stop: StopStringList | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Pattern | None = None
+
+    def constraints(self) -> tuple[StructuredOutputs | None, str]:
+        """Return the constraint of the answer, and what precedes its name. `InvalidRequest` for two."""
+        former = StructuredOutputs(
+            json=self.guided_json,
+            json_object=self.guided_json_object or None,
+            regex=self.guided_regex or None,
+            choice=self.guided_choice or None,
+            grammar=self.guided_grammar or None,
+        )
+        if former == _UNCONSTRAINED:
+            return self.structured_outputs, OUTPUTS
+        if self.structured_outputs is not None:
+            raise invalid_field("structured_outputs", "cannot be combined with its former names, guided_…")
+        return former, FORMER_OUTPUTS
+
+
+_UNCONSTRAINED = StructuredOutputs()
+
+
+def token_limit(field: str, limit: int | None) -> int | None:
+    """Return the most tokens of an answer; None for -1, no limit. Raises `InvalidRequest` for 0."""
+    if limit == 0:
+        raise invalid_field(field, "must be at least 1, or -1 for no limit")
+    return None if limit == -1 else limit
 
 
 def check_generation(body: Generation) -> None:

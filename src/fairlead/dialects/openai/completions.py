@@ -13,7 +13,7 @@ from fairlead.base.job import Delta
 from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, GenerationRequest, Prompt, StreamingDialect
-from fairlead.dialects.fields import OF_ONE_KIND, Count, Envelope, NonEmpty, PositiveCount, Texts, TopLogprobs
+from fairlead.dialects.fields import OF_ONE_KIND, Envelope, NonEmpty, PositiveCount, Texts, TopLogprobs
 from fairlead.dialects.openai.chunks import Chunks
 from fairlead.dialects.openai.common import (
     Generation,
@@ -63,7 +63,6 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     """
 
     prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **OF_ONE_KIND})]
-    max_tokens: Count | None = None
     special_tokens: SpecialTokens | None = None
     suffix: str | None = None
     echo: bool | None = None
@@ -105,12 +104,13 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
             raise invalid_field("best_of", "must equal n")
         echo = bool(request.echo)
         if request.max_tokens == 0 and not echo:
-            raise invalid_field("max_tokens", "must be at least 1, unless echo is true")
+            raise invalid_field("max_tokens", "must be at least 1, unless echo is true, or -1 for no limit")
         if request.suffix:
             prompts = _infill_prompts(request)
         else:
             prompts = prompts_of("prompt", request.prompt, empty="is empty")
         check_generation(request)
+        constraints, within = request.constraints()
         # `echo` lists as many tokens of the prompt as `logprobs` does of the answer.
         listed = [request.prompt_logprobs, request.logprobs if echo else None]
         return GenerationRequest(
@@ -118,13 +118,13 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
             special_tokens=request.special_tokens or ("text" if request.suffix else "parse"),
             suffix=request.suffix or "",
             sampling=request,
-            max_tokens=request.max_tokens,
+            max_tokens=None if request.max_tokens == -1 else request.max_tokens,
             stop=stop_strings(request.stop),
             n=request.n or 1,
             logprobs=request.logprobs,
             prompt_logprobs=max((count for count in listed if count is not None), default=None),
             echo=echo,
-            answer=answer_spec(request.response_format, request.structured_outputs),
+            answer=answer_spec(request.response_format, constraints, within=within),
             options=CompletionOptions(
                 request.stream_options,
                 lists_prompt=request.prompt_logprobs is not None,

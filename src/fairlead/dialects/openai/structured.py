@@ -15,8 +15,12 @@ from fairlead.language.structured.request import AnswerSpec, AnyAnswer, ToolSpec
 
 MAX_CHOICES = 10_000
 MAX_PATTERN_CHARS = 64 * 1024
+# What precedes the names of vLLM's constraints in a body, today and in its releases until 2025.
+OUTPUTS, FORMER_OUTPUTS = "structured_outputs.", "guided_"
 
 Schema = dict[str, Any] | bool
+Pattern = Annotated[str, Meta(max_length=MAX_PATTERN_CHARS)]
+Choices = Annotated[list[str], Meta(max_length=MAX_CHOICES)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -42,9 +46,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
 
     json: Schema | str | None = None
     json_object: bool | None = None
-    regex: Annotated[str, Meta(max_length=MAX_PATTERN_CHARS)] | None = None
-    choice: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None
-    grammar: Annotated[str, Meta(max_length=MAX_PATTERN_CHARS)] | None = None
+    regex: Pattern | None = None
+    choice: Annotated[Choices, Meta(min_length=1)] | None = None
+    grammar: Pattern | None = None
     lenient: bool | None = None
 
 
@@ -84,12 +88,15 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedTool
 
 
 def constrained_answer(
-    text_format: ResponseFormat | None, outputs: StructuredOutputs | None
+    text_format: ResponseFormat | None, outputs: StructuredOutputs | None, within: str = OUTPUTS
 ) -> tuple[AnyAnswer | None, str, bool]:
-    """Return the form of the text, the field that has it, and whether it is lenient."""
-    if outputs is not None and (constraint := _of_outputs(outputs)) is not None:
+    """Return the form of the text, the field that has it, and whether it is lenient.
+
+    `within`: what precedes the names of `outputs` in the body.
+    """
+    if outputs is not None and (constraint := _of_outputs(outputs, within)) is not None:
         if text_format is not None and text_format.type != "text":
-            raise invalid_field("structured_outputs", "cannot be combined with response_format")
+            raise invalid_field(_whole(constraint[1]), "cannot be combined with response_format")
         return *constraint, bool(outputs.lenient)
     if text_format is None or text_format.type == "text":
         return None, "response_format", False
@@ -109,9 +116,18 @@ def answer_spec(
     tool_choice: ToolChoice | None = None,
     *,
     parallel: bool = True,
+    within: str = OUTPUTS,
 ) -> AnswerSpec | None:
-    """Return the form of the answer, None if it is any text. Raises `InvalidRequest`."""
-    answer, field, lenient = constrained_answer(text_format, outputs)
+    """Return the form of the answer, None if it is any text. Raises `InvalidRequest`.
+
+    text_format: OpenAI's form of the text; None: any.
+    outputs: vLLM's constraint; None: none.
+    tools: what the model may call.
+    tool_choice: which of them, and whether it must; None: as it likes.
+    parallel: whether an answer may have several calls.
+    within: what precedes the names of `outputs` in the body.
+    """
+    answer, field, lenient = constrained_answer(text_format, outputs, within)
     listed, is_required = _chosen(_tool_specs(tools or ()), tool_choice)
     if answer is None and not listed:
         return None
@@ -150,43 +166,50 @@ def _check_name(function: NamedFunction, names: Collection[str], field: str) -> 
         raise invalid_field(field, f"{quoted(function.name)} is not among the tools")
 
 
-def _of_outputs(outputs: StructuredOutputs) -> tuple[AnyAnswer, str] | None:
+def _of_outputs(outputs: StructuredOutputs, within: str) -> tuple[AnyAnswer, str] | None:
     given = {name: value for name, value in msgspec.structs.asdict(outputs).items() if value is not None}
     given.pop("lenient", None)
     if not given.get("json_object", True):
         del given["json_object"]
     if len(given) > 1:
-        raise invalid_field("structured_outputs", f"has {' and '.join(given)}, of which it may have one")
+        raise invalid_field(
+            _whole(f"{within}{next(iter(given))}"), f"has {' and '.join(given)}, of which it may have one"
+        )
     if outputs.json is not None:
-        return JsonAnswer(object_schema(outputs.json)), "structured_outputs.json"
+        return JsonAnswer(object_schema(outputs.json, f"{within}json")), f"{within}json"
     if outputs.json_object:
-        return JsonAnswer({"type": "object"}), "structured_outputs.json_object"
+        return JsonAnswer({"type": "object"}), f"{within}json_object"
     if outputs.regex is not None:
-        return RegexAnswer(outputs.regex), "structured_outputs.regex"
+        return RegexAnswer(outputs.regex), f"{within}regex"
     if outputs.choice is not None:
-        return ChoiceAnswer(outputs.choice), "structured_outputs.choice"
+        return ChoiceAnswer(outputs.choice), f"{within}choice"
     if outputs.grammar is not None:
-        return LarkAnswer(_lark(outputs.grammar)), "structured_outputs.grammar"
+        return LarkAnswer(_lark(outputs.grammar, f"{within}grammar")), f"{within}grammar"
     return None
 
 
-def _lark(text: str) -> str:
-    """Return a grammar in Lark; one in GBNF is converted."""
+def _whole(field: str) -> str:
+    """Return the member of a body that has a constraint."""
+    return field.partition(".")[0]
+
+
+def _lark(text: str, field: str) -> str:
+    """Return a grammar in Lark; one in GBNF is converted. `field` has it in the body."""
     if "::=" not in text:
         return text
     try:
         return gbnf_to_lark(text)
     except Exception as error:  # it raises various types, and RecursionError
-        raise invalid_field("structured_outputs.grammar", str(error)[:MAX_QUOTED_CHARS]) from error
+        raise invalid_field(field, str(error)[:MAX_QUOTED_CHARS]) from error
 
 
-def object_schema(schema: Schema | str) -> dict[str, Any]:
-    """Return a schema as an object, from its JSON text too."""
+def object_schema(schema: Schema | str, field: str = f"{OUTPUTS}json") -> dict[str, Any]:
+    """Return a schema as an object, from its JSON text too. `field` has it in the body."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema, type=Schema)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise invalid_field("structured_outputs.json", f"is not a JSON schema: {error}") from error
+            raise invalid_field(field, f"is not a JSON schema: {error}") from error
     if isinstance(schema, dict):
         return schema
     return {} if schema else {"not": {}}

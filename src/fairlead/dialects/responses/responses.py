@@ -21,11 +21,18 @@ from fairlead.dialects.fields import (
     PositiveCount,
     SamplingParameters,
     TemplateVariables,
+    TokenLimit,
     TopLogprobs,
     UserName,
     described,
 )
-from fairlead.dialects.openai.common import OpenAIErrors, StopStringList, encode, stop_strings
+from fairlead.dialects.openai.common import (
+    OpenAIErrors,
+    StopStringList,
+    encode,
+    stop_strings,
+    token_limit,
+)
 from fairlead.dialects.openai.messages import template_variables
 from fairlead.dialects.openai.structured import StructuredOutputs
 from fairlead.dialects.responses.events import ResponseEvents, ResponseOptions
@@ -96,7 +103,7 @@ class ResponsesRequest(SamplingParameters, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    max_output_tokens: PositiveCount | None = None
+    max_output_tokens: TokenLimit | None = None
     max_tool_calls: PositiveCount | None = None
     include: Annotated[list[str], Meta(max_length=64)] | None = None
     top_logprobs: TopLogprobs | None = None
@@ -210,7 +217,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             answer=answer,
             reasoning_tokens=None if budget == -1 else budget,
             sampling=request,
-            max_tokens=request.max_output_tokens,
+            max_tokens=token_limit("max_output_tokens", request.max_output_tokens),
             stop=stop_strings(request.stop),
             logprobs=(request.top_logprobs or 0) if has_logprobs else None,
             options=ResponseOptions(

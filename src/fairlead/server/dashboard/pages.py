@@ -48,7 +48,9 @@ class Dashboard:
     """The page and its files, all in memory."""
 
     async def page(self, request: Request) -> Response:
-        """Return the page itself."""
+        """Return the page itself; for Ollama's clients the words by which they recognize a server."""
+        if request.headers.get("User-Agent", "").lower().startswith("ollama"):
+            return Response(b"Ollama is running", 200, {"Content-Type": "text/plain; charset=utf-8"})
         return _response(request, assets()["index.html"])
 
     async def file(self, request: Request) -> Response:

@@ -39,7 +39,7 @@ from fairlead.server.routes.routes import Application
 
 COUNTS_INTERVAL_S = 1.0
 # Paths that are served although no dispatcher has answered yet.
-PROBES = frozenset({"/health", "/ready", "/version"})
+PROBES = frozenset({"/health", "/ping", "/ready", "/version"})
 
 logger = structlog.get_logger("fairlead.distributed.frontends")
 

@@ -3,13 +3,13 @@
 from msgspec.structs import replace
 
 from fairlead.base.version import VERSION
-from fairlead.dialects.shapes import ServerState, Version
+from fairlead.dialects.shapes import ServerLoad, ServerState, Version
 from fairlead.generation.services import Services
 from fairlead.server.routes.request import Request, Response, json_response
 
 
 class Admin:
-    """The views of `/health`, `/ready`, `/running` and `/version`."""
+    """The views of `/health`, `/ready`, `/load`, `/running` and `/version`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -23,6 +23,12 @@ class Admin:
         if problems := self._services.problems():
             return json_response(ServerState("stuck", dict(problems), instance), 503)
         return json_response(ServerState("ok", instance=instance))
+
+    async def load(self, _request: Request) -> Response:
+        """Return the number of requests that the server has, in the form of vLLM's servers."""
+        await self._services.refresh()
+        counts = self._services.queue_statistics()
+        return json_response(ServerLoad(counts["waiting"] + counts["running"]))
 
     async def ready(self, _request: Request) -> Response:
         """Report whether preloading is over, no model waits for its restart, and the server is to go on."""

@@ -292,6 +292,25 @@ _SERVER = group(
         answer=shapes.ServerState,
         states=(503,),
     ),
+    *(
+        Route(
+            method=method,
+            path="/ping",
+            view=Admin.health,
+            permission=Permission.PROBE,
+            summary="The same as GET /health, as SageMaker calls it.",
+            answer=shapes.ServerState,
+            states=(503,),
+        )
+        for method in ("GET", "POST")
+    ),
+    _get(
+        path="/load",
+        view=Admin.load,
+        permission=Permission.KEY,
+        summary="Return how many requests wait or run, as vLLM's servers do.",
+        answer=shapes.ServerLoad,
+    ),
     _get(
         path="/version",
         view=Admin.version,

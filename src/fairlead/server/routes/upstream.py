@@ -60,7 +60,7 @@ class UpstreamRoute:
             if name in known:
                 rest = segments[count:]
                 return name, "/" + "/".join(rest) if rest else ""
-        raise NotFound(f"the model {quoted(unquote(segments[0]))} is not served here")
+        raise NotFound(f"model {quoted(unquote(segments[0]))} not found: it is not served here")
 
     def _check(self, request: Request, name: str, model: str) -> None:
         status = self._services.fleet.model(model)
