@@ -17,7 +17,7 @@ import tempfile
 import time
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fairlead.base import messages
 from fairlead.base.frames import FrameSocket, encode_frame
@@ -39,6 +39,7 @@ class NoWork:
 
     overlaps = False
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
     arenas = 2
 
     def launch(self, step: Any, _batch: Any) -> "NoWork":

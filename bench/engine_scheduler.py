@@ -23,7 +23,7 @@ import statistics
 import time
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class NoRunner:
 
     overlaps = False
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
     arenas = 2
 
 

@@ -9,7 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.base import messages
@@ -24,6 +24,7 @@ class SimulatedRunner:
 
     overlaps = False
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
     arenas = 1
 
     def __init__(self, step_s: float) -> None:

@@ -7,7 +7,7 @@ machine.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -92,6 +92,7 @@ class FormulaRunner:
 
     overlaps = False
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
     arenas = 2
 
     def __init__(self, lengths: Lengths) -> None:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -95,6 +95,7 @@ class ScriptedForward:
     device = torch.device("cpu")
     kernel = "torch"
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
 
     def __init__(self, library: Library, scripts: Scripts) -> None:
         self.vocab_size = library.get_vocab_size()

@@ -78,6 +78,7 @@ class FakeRunner:
     ) -> None:
         self.overlaps = overlaps
         self.samples_several = samples_several
+        self.columns: dict[str, int] = {}
         self.arenas = 2
         self.windows = windows
         self.steps = 0

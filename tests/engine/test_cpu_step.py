@@ -65,6 +65,7 @@ class Recorder:
         self.forward = forward
         self.device, self.vocab_size = forward.device, forward.vocab_size
         self.samples_several = forward.samples_several
+        self.columns = forward.columns
         self.logits = []
 
     def __call__(self, inputs):

@@ -2,6 +2,7 @@
 
 import struct
 from array import array
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ class RecordingRunner:
 
     overlaps = False
     samples_several = False
+    columns: ClassVar[dict[str, int]] = {}
     arenas = 2
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """The steps that rank 0 sends: another rank, which has only the messages, gets the same inputs."""
 
 from collections import deque
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ class NoisyForward:
 
     device, vocab_size, kernel = torch.device("cpu"), VOCABULARY, "noise"
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
 
     def __init__(self):
         self.seen = []

@@ -4,7 +4,7 @@ No sampling, no batch: all that a `Forward` needs of a step is in `Inputs`. Impo
 kernel (`cpu_step.py`) needs none; `forward.py` is the reference in torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -27,7 +27,14 @@ class Forward(Protocol):
     def samples_several(self) -> bool:
         """Whether a row of several samples has the logits that as many steps would have, bit for bit.
 
-        Else such a row is prepared as several rows that sample once (`InputBatch`).
+        Else such a row is prepared as several rows that sample once (`InputBatch`), or run by the reference.
+        """
+
+    @property
+    def columns(self) -> Mapping[str, int]:
+        """The optional columns of rows that it computes (`Inputs`), with their widths.
+
+        A row that has another one is run by the reference (`split_forward.py`), or its sequence is refused.
         """
 
     @property

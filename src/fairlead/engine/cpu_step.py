@@ -7,7 +7,7 @@ few rows only, and `LoadFailed` for a tensor with an infinity or NaN.
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class CpuStep:
 
     device = None
     samples_several = True
+    columns: ClassVar[dict[str, int]] = {}
 
     def __init__(self, model: CpuModel, shape: ArchitectureSpec) -> None:
         self.model = model

@@ -7,6 +7,7 @@ depend on the tokens.
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class DeviceForward:
     """
 
     samples_several = False
+    columns: ClassVar[dict[str, int]] = {}
 
     def __init__(self, model: Model, cache: KVCache, recorder: Recorder | None = None) -> None:
         self.model = model

@@ -5,7 +5,7 @@ that the text has ended. Independent of the queue and the wire protocol.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ class EmbeddingRunner:
     """
 
     samples_several = False
+    columns: ClassVar[dict[str, int]] = {}
     overlaps = False  # a step samples no tokens with which the next one could begin
 
     def __init__(

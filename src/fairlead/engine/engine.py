@@ -35,7 +35,7 @@ SCORED_BYTES = 32 * 1024 * 1024
 
 
 class Engine:
-    """Continuous batching. Reads `overlaps`, `arenas` and `samples_several` of the runner; calls nothing.
+    """Continuous batching. Reads `overlaps`, `arenas`, `samples_several` and `columns` of the runner.
 
     `slots`: sequences that hold KV cache at a time; `max_batch`: sequences in one step; `max_model_len`:
     prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.
@@ -135,6 +135,7 @@ class Engine:
         )
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
+        self._columns = runner.columns
         self._embeds = embeds
         self._compiler = compiler
         self._live = LiveSequences(self._scheduler, compiler, slow_masks)
@@ -164,12 +165,15 @@ class Engine:
         timeout_s: float | None = None,
         salt: bytes = b"",
         embed: bool = False,
+        embeddings: "npt.NDArray[np.float32] | None" = None,
     ) -> None:
         """Queue a sequence behind those of its class (0 is served first).
 
         `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits after it.
         A prompt is computed whole and not cached if its log-probabilities are requested. With `embed` the
-        result is the prompt's vector, and `sampling` is ignored. After `timeout_s`, counted from the next
+        result is the prompt's vector, and `sampling` is ignored. `embeddings` [prompt tokens, C]: what the
+        network gets in place of the embeddings of the prompt's tokens, scaled as these are. Its ids count as
+        in penalties, and it is not cached. After `timeout_s`, counted from the next
         plan, the sequence ends in any state. Sequences with different `salt` never share blocks. A sequence
         that can never run fails alone: the next outcome has the error.
         """
@@ -180,12 +184,14 @@ class Engine:
                 raise ValueError(f"this model makes {'vectors, no text' if self._embeds else 'no vectors'}")
             if sampling.grammar is not None and self._compiler is None:
                 raise ValueError("this model cannot be constrained by a grammar")
-            tokens = self._validator.accept(key, prompt, ONE_TOKEN if embed else sampling)
+            tokens = self._validator.accept(
+                key, prompt, ONE_TOKEN if embed else sampling, self._checked_column("embeddings", embeddings)
+            )
         except (ValueError, TypeError, OverflowError) as error:
             self._live.refuse(key, str(error), error.param if isinstance(error, UnknownToken) else None)
             return
         is_scored = sampling.prompt_logprobs is not None and not embed
-        hashes = None if is_scored else self._memory.new_hashes(salt)
+        hashes = None if is_scored or embeddings is not None else self._memory.new_hashes(salt)
         grammar = None if embed else sampling.grammar
         state = SequenceStatus.PENDING if grammar is None else SequenceStatus.COMPILING
         sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
@@ -362,6 +368,19 @@ class Engine:
     def _rests(self) -> bool:
         """Whether all sequences are suspended, and there is nothing to do or to report."""
         return self._live.rest and not self._under_way
+
+    def _checked_column(
+        self, name: str, values: "npt.NDArray[np.float32] | None"
+    ) -> "npt.NDArray[np.float32] | None":
+        """Return the optional column of a prompt. Raises ValueError if this model does not compute it."""
+        if values is None:
+            return None
+        width = self._columns.get(name)
+        if width is None:
+            raise ValueError(f"this model takes no {name} in place of tokens")
+        if values.ndim != 2 or values.shape[1] != width:
+            raise ValueError(f"{name}: {list(values.shape)} numbers, expected {width} for each token")
+        return np.ascontiguousarray(values, np.float32)
 
     def _embedded(self, sampled: SampledTokens, committed: Committed) -> list[Output]:
         """End the sequences that were computed to their last token, each with its vector."""

@@ -34,6 +34,7 @@ class TorchForward:
         self.cache = cache
         self.device = cache.device
         self.vocab_size = model.shape.vocab_size
+        self.columns = {"embeddings": model.shape.hidden_size} if model.takes_embeddings else {}
 
     def __call__(self, inputs: Inputs) -> Tensor:
         hidden = self._hidden(inputs)
@@ -57,20 +58,28 @@ class TorchForward:
 
     def _plain_hidden(self, inputs: Inputs) -> Tensor:
         attention = PagedAttention(inputs, self.cache, self.model.shape)
-        return self.model.hidden(inputs.token_ids, inputs.positions, attention)
+        return self.model.hidden(inputs.token_ids, inputs.positions, attention, self._embedded(inputs))
+
+    def _embedded(self, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
+        if inputs.embeddings is None:
+            return None
+        return upload(inputs.embedded_tokens, self.device), inputs.embeddings
 
     def _exact_hidden(self, inputs: Inputs) -> Tensor:
         tokens = len(inputs.token_ids)
         attention = PagedAttention(msgspec.structs.replace(inputs, decodes=0), self.cache, self.model.shape)
         missing = FEW_ROWS - tokens
         if missing <= 0:
-            return self.model.hidden(inputs.token_ids, inputs.positions, attention)
+            return self.model.hidden(inputs.token_ids, inputs.positions, attention, self._embedded(inputs))
 
         def attend_and_fill(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             output = attention(layer, query[:tokens], key[:tokens], value[:tokens])
             return F.pad(output, (0, 0, 0, missing))
 
         hidden = self.model.hidden(
-            F.pad(inputs.token_ids, (0, missing)), F.pad(inputs.positions, (0, missing)), attend_and_fill
+            F.pad(inputs.token_ids, (0, missing)),
+            F.pad(inputs.positions, (0, missing)),
+            attend_and_fill,
+            self._embedded(inputs),
         )
         return hidden[:tokens]

@@ -64,6 +64,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     group's block table, `tables[group]` [slots, blocks per slot]. The first `decodes` rows have one token
     each. `sample_tokens` [S], ascending: the tokens after which one is sampled, none, one or several of a
     row. `scored_tokens` [P], ascending: other tokens that need logits.
+
+    An optional column: `embeddings` [E, C] are what the network gets in place of the embeddings of
+    `embedded_tokens` [E], ascending.
     """
 
     token_ids: Array
@@ -76,6 +79,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[np.ndarray, ...]
     decodes: int
     scored_tokens: np.ndarray = np.empty(0, np.int64)
+    embedded_tokens: np.ndarray = np.empty(0, np.int64)
+    embeddings: Array | None = None
 
     @classmethod
     def read(cls, step: PreparedStep, batch: BlockTables, device: Device) -> Self:
@@ -104,6 +109,35 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         if not len(self.scored_tokens):
             return self.sample_tokens
         return np.concatenate([self.sample_tokens, self.scored_tokens])
+
+    def of_rows(self, rows: np.ndarray) -> Self:
+        """Return some rows of the step, ascending, as a step of their own."""
+        starts = self.query_starts
+        tokens = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in rows])
+        places = np.full(int(starts[-1]), -1)
+        places[tokens] = np.arange(len(tokens))
+
+        def among(indices: np.ndarray) -> np.ndarray:
+            found: np.ndarray = places[indices]
+            return found[found >= 0]
+
+        device = device_of(self.token_ids)
+        on_device = upload(tokens, device)
+        embedded = np.flatnonzero(places[self.embedded_tokens] >= 0)
+        return msgspec.structs.replace(
+            self,
+            token_ids=self.token_ids[on_device],
+            positions=self.positions[on_device],
+            slot_mapping=tuple(mapping[on_device] for mapping in self.slot_mapping),
+            query_starts=np.concatenate([[0], np.cumsum(np.diff(starts)[rows])]).astype(np.int32),
+            sequence_lengths=self.sequence_lengths[rows],
+            slots=self.slots[rows],
+            sample_tokens=among(self.sample_tokens).astype(np.int32),
+            decodes=int((rows < self.decodes).sum()),
+            scored_tokens=among(self.scored_tokens),
+            embedded_tokens=among(self.embedded_tokens),
+            embeddings=self.embeddings[upload(embedded, device)] if len(embedded) else None,
+        )
 
     def resolved(self, token_ids: np.ndarray, latest: Array | None, vocab_size: int) -> Self:
         """Replace unknown tokens by those that the previous step chose, `latest`, which stay on the device.

@@ -64,6 +64,7 @@ class LeadingForward:
         self.device = forward.device
         self.vocab_size = forward.vocab_size
         self.samples_several = forward.samples_several
+        self.columns: dict[str, int] = {}  # the message of a step has none
         self.kernel = f"{forward.kernel} × {membership.ranks.size}"
         self._forward = forward
         self._stage = staging(forward)

@@ -45,8 +45,19 @@ class RequestValidator:
         self._max_input_tokens = max_input_tokens
         self._most_output = longest if max_output_tokens is None else max_output_tokens
 
-    def accept(self, key: int, prompt: Prompt, sampling: Sampling) -> SequenceState:
+    def accept(
+        self,
+        key: int,
+        prompt: Prompt,
+        sampling: Sampling,
+        embeddings: "npt.NDArray[np.float32] | None" = None,
+    ) -> SequenceState:
         """Return the sequence's state, with `max_tokens` cut to what fits after its prompt.
+
+        key: the sequence's.
+        prompt: its token ids.
+        sampling: its parameters.
+        embeddings: an optional column, a row for each token of the prompt; None: it has none.
 
         Raises ValueError, TypeError or OverflowError with the reason if it can never run; `UnknownToken` for
         what the parent cannot check where a configuration does not say how large the vocabulary is.
@@ -56,6 +67,10 @@ class RequestValidator:
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._draw_seed())
         encoded = parameters.TABLE.encode(sampling)
+        if embeddings is not None:
+            if len(embeddings) != len(token_ids):
+                raise ValueError(f"embeddings: {len(embeddings)} for a prompt of {len(token_ids)} tokens")
+            encoded = encoded._replace(embeddings=embeddings)
         if sampling.grammar is not None or sampling.reasoning_limit is not None:
             constraint = Constraint(limit=sampling.reasoning_limit, grammar=sampling.grammar)
             encoded = encoded._replace(constraint=constraint)

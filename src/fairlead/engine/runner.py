@@ -13,6 +13,7 @@ import numpy as np
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.arrays import Array, inference, upload
 from fairlead.engine.backend import Forward, staging
+from fairlead.engine.input_columns import InputColumns
 from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows
 from fairlead.engine.prompt_scores import PendingScores, PromptRows
 from fairlead.engine.sampling.logits_processors import SampledRows
@@ -43,9 +44,11 @@ class ModelRunner:
         self.forward = forward
         self.overlaps = overlaps
         self.samples_several = forward.samples_several
+        self.columns = forward.columns
         self.arenas = arenas
         self._eos_token_ids = eos_token_ids
         self._sampler: Sampler | None = None
+        self._input_columns = InputColumns(forward.device)
         self._latest: Array | None = None  # tokens chosen by the previous step
         self._previous: PendingSamples | None = None
         self._stage = staging(forward)
@@ -57,7 +60,10 @@ class ModelRunner:
 
     def _launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
         forward = self.forward
-        inputs = self._stage(step, batch, self._latest)
+        sampler = self._sampler_of(batch)
+        if (update := sampler.update_state()) is not None:
+            self._input_columns.update_state(update)
+        inputs = self._input_columns.add_to(self._stage(step, batch, self._latest))
         prompts = PromptRows.of(step, batch, inputs) if step.rows > step.decodes else None
         if prompts is not None:
             inputs = msgspec.structs.replace(inputs, scored_tokens=prompts.tokens)
@@ -68,8 +74,6 @@ class ModelRunner:
         if step.samples < len(last):  # else every token is sampled after
             last = last[upload(inputs.sample_tokens, forward.device)]
         slots, positions = np.asarray(step.sample_slots), np.asarray(step.positions)
-        sampler = self._sampler_of(batch)
-        sampler.update_state()
         last_ids = self._last_ids(step, inputs) if sampler.constrains else None
         ids = np.asarray(step.input_ids) if step.drafts else None
         tokens = inputs.sample_tokens
@@ -86,6 +90,7 @@ class ModelRunner:
     def _sampler_of(self, batch: InputBatch) -> Sampler:
         if self._sampler is None or self._sampler.batch is not batch:
             self._sampler = Sampler(batch, self.forward.vocab_size, self._eos_token_ids)
+            self._input_columns = InputColumns(self.forward.device)
         return self._sampler
 
     def _last_ids(self, step: Step, inputs: Inputs) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The interface between the engine's scheduling half and its device half: steps in, sampled tokens out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -51,6 +51,7 @@ class Runner(Protocol):
     `overlaps`: `launch` returns before the device is done, so that the next step can be planned meanwhile.
     `arenas`: buffers for the steps' inputs (pinned memory, for example), or how many the batch allocates.
     `samples_several`: a row may sample several times; else it is prepared as several that sample once.
+    `columns`: the optional columns that sequences may have, with their widths (`backend.Forward`).
     """
 
     @property
@@ -59,6 +60,8 @@ class Runner(Protocol):
     def arenas(self) -> "Sequence[Buffer] | int": ...
     @property
     def samples_several(self) -> bool: ...
+    @property
+    def columns(self) -> Mapping[str, int]: ...
 
     def launch(self, step: Step, batch: InputBatch) -> PendingStep:
         """Start a step. Its rows must have their blocks already."""

@@ -59,6 +59,7 @@ class FakeRunner:
         self.overlaps = "overlap" in options
         self.arenas = 2
         self.samples_several = True
+        self.columns: dict[str, int] = {}
         self._options = options
         self._marker = marker
         self._steps = 0

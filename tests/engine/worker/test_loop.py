@@ -29,6 +29,7 @@ class Harness:
         self.overlaps = overlaps
         self.arenas = 2
         self.samples_several = True
+        self.columns: dict[str, int] = {}
         self.log: list[str] = []
         self.inbox: list[messages.ToEngine] = []
         self.frames: list[messages.StepOutputs] = []

@@ -71,6 +71,7 @@ class FallbackModel:
     """`Model` over a model of transformers."""
 
     score = None
+    takes_embeddings = False  # some of its models look up more than one embedding of a token
 
     def __init__(
         self,
@@ -101,8 +102,15 @@ class FallbackModel:
         except Exception as error:
             raise self._fails(f"does not run with our attention: {type(error).__name__}: {error}") from error
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Run all layers over token ids [T] at positions [T]: [T, C]."""
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionFunction,
+        embedded: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Run all layers over token ids [T] at positions [T]: [T, C]. Takes no embeddings."""
+        assert embedded is None
         self._forwarder.attention = attention
         try:
             hidden: Tensor = self._body.run(input_ids=token_ids[None], position_ids=positions.long()[None])[0]

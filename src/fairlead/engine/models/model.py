@@ -28,8 +28,22 @@ class Model(Protocol):
     def score(self) -> Tensor | None:
         """The float32 row [1, C] that projects a text's last state to its score; None if it scores none."""
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether `hidden` takes `embedded`."""
+
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionFunction,
+        embedded: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized.
+
+        embedded: indices [E] of tokens, and what the first layer gets for them [E, C] in place of their
+            embeddings, scaled as these are.
+        """
 
     def states(self, hidden: Tensor) -> Tensor:
         """Return each token's final state, for embeddings, which a head would project: [T, C] → [T, C]."""

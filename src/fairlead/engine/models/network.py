@@ -42,6 +42,8 @@ class Network:
     rank 0 gets logits.
     """
 
+    takes_embeddings = True
+
     def __init__(self, spec: ArchitectureSpec, weights: Weights, ranks: Ranks = ALONE) -> None:
         if (value := unsupported(spec, SUPPORTED)) is not None:
             raise LoadFailed(f"{weights.listing}: torch cannot run this model: {value} is not supported")
@@ -87,9 +89,17 @@ class Network:
         row: Tensor = first - second[0] if second else first
         return row[None]
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
-        """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
+    def hidden(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionFunction,
+        embedded: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Run all layers over token ids [T] at positions [T], as `Model` describes."""
         x = self.embed(token_ids)  # [T, C]
+        if embedded is not None:
+            x = x.index_copy(0, embedded[0], embedded[1].to(x.dtype))
         for layer, angles in zip(self.layers, self.angles(positions), strict=True):
             x = layer(x, angles, attention)
         return x

@@ -89,6 +89,7 @@ class SequenceSampling(NamedTuple):
     """One sequence's parameters, its `row` of the columns, and the bits of those `in_effect` (not off).
 
     `constraint`, with a grammar or a limit of the reasoning: which tokens may come next.
+    `embeddings`: the optional column of the prompt, as `Engine.submit` has it.
     """
 
     parameters: Sampling
@@ -96,6 +97,7 @@ class SequenceSampling(NamedTuple):
     in_effect: int
     processes_logits: bool
     constraint: Constraint | None = None
+    embeddings: np.ndarray | None = None
 
 
 class ParameterTable:

@@ -49,17 +49,18 @@ class Sampler:
         self._always = any(processor.always for processor in self._processors)
         self._version = 0  # of the batch, at the latest update
 
-    def update_state(self) -> None:
-        """Read which sequences joined and left the batch; `sample` calls it."""
+    def update_state(self) -> BatchUpdate | None:
+        """Read which sequences joined and left the batch, and return them; `sample` calls it."""
         changes = self.batch.changes(self._version)
         if changes.version == self._version:
-            return
+            return None
         self._version = changes.version
         update = BatchUpdate(changes.removed, [(slot, self.batch.state(slot)) for slot in changes.added])
         self.columns.update_state(update)
         self._constrained.update_state(update)
         for processor in self._processors:
             processor.update_state(update)
+        return update
 
     @property
     def constrains(self) -> bool:
