@@ -18,7 +18,13 @@ class CallEnd(NamedTuple):
 
 
 class TokenUsage(NamedTuple):
-    """The tokens of an answer. The cached ones are of the prompt, and those of reasoning of the answer."""
+    """The tokens of an answer.
+
+    prompt_tokens: Tokens of the prompt.
+    cached_tokens: How many of these were in the KV cache.
+    completion_tokens: Tokens of the answer.
+    reasoning_tokens: How many of these are reasoning.
+    """
 
     prompt_tokens: int
     cached_tokens: int

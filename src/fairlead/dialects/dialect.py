@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextPairs(NamedTuple):
-    """Texts to compare: each of `seconds` with the first text at its place, or all with the only one.
+    """Texts to compare: `firsts[i]` with `seconds[i]`, or a single first text with all.
 
     `fields`: where the firsts and the seconds are in the body, for errors.
     """
@@ -47,20 +47,35 @@ class TextPairs(NamedTuple):
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to one of our own models, in the terms of no dialect.
 
-    It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them, and after
-    those `continuation`, which is the beginning of the answer and not repeated in it; or
-    `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
-    With a `suffix`, the answers are the texts between the prompts, which are texts, and the suffix.
-    With `embed` it returns a vector for each prompt, shortened to `dimensions`. With `pairs` as well, it
-    returns one for each of their texts, or a number for each pair, by the kind of the model.
-    `messages_field`: the field of the body that the messages are from.
+    It has either `messages`, which it continues as a chat, or `prompts`. With `embed` it returns a vector for
+    each prompt; with `pairs` as well, one for each of their texts, or a number for each pair, by the kind of
+    the model.
 
-    `answer`: the form of the answer; None: any text. `is_chat`: its text is divided into reasoning, content
-    and calls. `reasoning_tokens`: the most that the reasoning may have; None: no limit.
-
-    `max_tokens`, None: no limit but the model's. `logprobs` None: none; k: each token's, and those of the k
-    likeliest ones; `prompt_logprobs`: the same for the prompt. `echo`: the answers begin with the prompts.
-    `options` are for the dialect that made this, and kept as long as the answer.
+    messages: The conversation, as chat templates read it; None: there are prompts instead.
+    messages_field: The field of the body that the messages are from, for errors.
+    tools: The tools that it may call, as chat templates read them.
+    template_variables: Further variables of the chat template.
+    continuation: The beginning of the answer, which is not repeated in it.
+    prompts: Texts or token ids.
+    prompts_field: The field of the body that the prompts are from, for errors.
+    special_tokens: Whether control tokens in the prompts' texts are parsed or stay text.
+    suffix: The answers are the texts between the prompts, which are texts, and this; "": they follow the
+        prompts.
+    sampling: How tokens are chosen.
+    max_tokens: The most tokens of an answer; None: no limit but the model's.
+    stop: Strings that end an answer.
+    n: Answers of each prompt.
+    logprobs: How many of the likeliest tokens are listed beside each token of an answer; None: none is
+        listed.
+    prompt_logprobs: The same for the prompt.
+    echo: The answers begin with the prompts.
+    embed: Nothing is generated.
+    dimensions: The numbers of each vector; None: all that the model makes.
+    pairs: Texts to compare.
+    answer: The form of the answer; None: any text.
+    is_chat: The answer is divided into reasoning, content and calls.
+    reasoning_tokens: The most tokens of the reasoning; None: no limit.
+    options: For the dialect that made this; kept as long as the answer.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -110,11 +125,15 @@ class AnswerTimes:
 
 
 class AnswerContext(NamedTuple):
-    """What the writers of an answer need. `created`: its time, in seconds since 1970.
+    """What the writers of an answer need.
 
-    `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`. `model`
-    is None if only other servers have it; then the answer was translated from their dialect. `times` are for
-    dialects that show durations. `warning`: why arguments of tools do not follow their schemas.
+    job: The job that is answered.
+    model: Its model; None: only other servers have it, and the answer was translated from their dialect.
+    created: The answer's time, in seconds since 1970.
+    options: The request's, for its dialect.
+    prompt_texts: The texts of the prompts, if the request has `echo`.
+    times: For dialects that show durations.
+    warning: Why arguments of tools do not follow their schemas; "": they do.
     """
 
     job: Job

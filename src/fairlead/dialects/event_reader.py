@@ -32,7 +32,13 @@ DONE = UpstreamEvent(is_end=True)
 
 
 class EventShape(msgspec.Struct, gc=False):
-    """The members of an event that every dialect reads."""
+    """The members of an event that every dialect reads. Each of them may be absent.
+
+    type: The kind of the event.
+    usage: Token counts.
+    error: An error in place of an answer.
+    message: A piece of the answer, or the text of an error, by the dialect.
+    """
 
     type: str | None = None
     usage: msgspec.Raw = ABSENT

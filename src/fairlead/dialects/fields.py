@@ -51,8 +51,12 @@ def described(body: Any, *alternatives: Mapping[str, str | list[str]]) -> Any:
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that the server itself reads, even of relayed requests.
 
-    `priority`: the name of a class, or vLLM's number. 0 is the default class, and each step below or above
-    it is one class earlier or later.
+    model: The model, an alias or a selector; None: the only model that the key may use.
+    stream: Send the answer as it is generated.
+    user: The user for whom the client asks. A trusted key's users are tenants of their own.
+    safety_identifier: OpenAI's newer name for the user.
+    priority: The name of a class, or vLLM's number: 0 is the default class, and each step below or above it
+        is one class earlier or later.
     """
 
     model: str | None = None
@@ -65,8 +69,14 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
 class Envelope(CommonFields, frozen=True, kw_only=True):
     """The fields that are read of any body before it is known which server will answer.
 
-    If another server does, it checks most ranges, and all other fields. Dialects have different names for the
-    limit of an answer's length.
+    If another server does, it checks most ranges, and all other fields.
+
+    n: Answers of one prompt.
+    max_tokens: The most tokens of an answer.
+    max_completion_tokens: The same in newer chats.
+    max_output_tokens: The same in responses.
+    temperature: The temperature of sampling; 0 makes an answer repeatable.
+    seed: The seed of sampling, which makes an answer repeatable.
     """
 
     n: PositiveCount | None = None
@@ -96,8 +106,22 @@ class Envelope(CommonFields, frozen=True, kw_only=True):
 class SamplingParameters(CommonFields, frozen=True, kw_only=True):
     """How an answer is sampled: the fields of `job.Sampling` that a client may set, under the same names.
 
-    This is their only declaration in the API: `sampling.sampling_of` converts them by name.
-    `prompt_logprobs`, from vLLM: lists each token of the prompt, and this number of the likeliest ones.
+    This is their only declaration in the API: `sampling.sampling_of` converts them by name. None is the
+    model's default.
+
+    min_tokens: Nothing ends the answer before it has this many tokens.
+    temperature: Higher values make unlikely tokens likelier; 0: always the likeliest token.
+    top_p: Choose among the likeliest tokens that have this probability together.
+    top_k: Choose among this many likeliest tokens; 0 or -1: among all.
+    min_p: Leave out tokens that are less likely than this part of the likeliest one's probability.
+    seed: The same seed gives the same answer.
+    presence_penalty: Subtracted from the logits of tokens that the answer has.
+    frequency_penalty: The same for each time that the answer has them.
+    repetition_penalty: Divides the logits of tokens that prompt or answer have; 1: none.
+    logit_bias: Added to logits, by token id.
+    stop_token_ids: Further tokens that end the answer.
+    ignore_eos: Go on after the model's own end.
+    prompt_logprobs: From vLLM: list each token of the prompt, and this number of the likeliest ones.
     """
 
     min_tokens: Count | None = None

@@ -48,14 +48,21 @@ class EventStream:
     With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output. The
     iterating task is not woken, as long as the client reads fast enough.
 
-    While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait. The first
-    is sent at once, so that a proxy has something to forward, and the next ones every `interval_s`. The same
-    events are sent whenever the answer has nothing to show for `keep_alive_s`, for the `model` of the job.
-
-    Deltas that have not been taken count in `unread`, if given.
+    While there is no answer yet, waiting events report the job's wait. The first is sent at once, so that a
+    proxy has something to forward, and the next ones every `interval_s`. They are also sent whenever the
+    answer has nothing to show for a while.
 
     After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
     connection, because a clean end would look like a complete answer.
+
+    pending: The answer.
+    dialect: Has the type of the stream, and the usual waiting events.
+    writer: Writes the deltas.
+    waiting: Returns the estimate of the job's wait; None: it is not queued.
+    waiting_events: Report the wait until the answer begins; None: the dialect's.
+    model: The name of the job's model, for waiting events.
+    keep_alive_s: How long the stream may be silent, in seconds.
+    unread: Counts deltas that have not been taken; None: nothing does.
     """
 
     def __init__(

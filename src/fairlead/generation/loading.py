@@ -24,7 +24,10 @@ REPORT_INTERVAL_S = 1.0
 class LoadingProgress:
     """`WaitingEvents` of one answer about the load of its model, as reasoning.
 
-    `status` returns the model's state. Once it is loaded, the dialect's own `waiting_events` follow.
+    events: Show a text as reasoning.
+    waiting_events: The dialect's own, which follow once the model is loaded.
+    job: The job that waits for it.
+    status: Returns the model's state; None: it is gone.
     """
 
     interval_s = REPORT_INTERVAL_S

@@ -23,17 +23,25 @@ async def _nothing() -> None:
 class Services:
     """Everything that the routes use.
 
-    `models` are the engine's, by canonical name: their tokenizers are loaded here. Requests for other models
-    of `fleet` are relayed. `aliases` maps other names to canonical ones, of all kinds of models, and
-    `selectors` has the names that stand for several. All three may change at run time.
-
-    `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
-    `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;
-    `draining` whether the server takes no more jobs, because it is about to stop, and `stopping` whether it
-    was requested to stop, but may still take jobs. `refresh` waits until the fleet, the queue's statistics
-    and the counts are up to date, where another process has them. `quotas` and `counts`: those of all
-    fronts, if there are several; if not, the routes have their own. `fronts`: how many processes share the
-    clients.
+    config: The configuration.
+    gateway: Runs jobs.
+    fleet: Has the models and nodes.
+    models: Our engine's models, by canonical name: their tokenizers are loaded here. Requests for other
+        models of the fleet are relayed. May change at run time.
+    aliases: Canonical names by other names, of all kinds of models. May change at run time.
+    selectors: Names that stand for several models. May change at run time.
+    ready: Whether the models to preload are loaded.
+    queue_statistics: Returns the totals of the queue.
+    estimate: Returns, for a model, tenant and priority, the forecast for a new job: `position`,
+        `estimated_wait_s` and `estimated_wait_p90_s`.
+    problems: Returns the current problems, by model.
+    draining: Whether the server takes no more jobs, because it is about to stop.
+    stopping: Whether it was requested to stop, but may still take jobs.
+    refresh: Waits until the fleet, the queue's statistics and the counts are up to date, where another
+        process has them.
+    quotas: Those of all fronts; None: this process has its own.
+    counts: Returns what all fronts have counted; None: this process counts alone.
+    fronts: How many processes share the clients.
     """
 
     config: Config

@@ -14,9 +14,13 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """One request's part of the amount, held under a name. `owner` is for the caller's use.
+    """One request's part of the amount.
 
-    `kept`: it can no longer be revoked. `gone`: it was revoked or released.
+    name: Whose it is.
+    owner: For the caller's use.
+    amount: How much it is.
+    kept: It can no longer be revoked.
+    gone: It was revoked or released.
     """
 
     name: str

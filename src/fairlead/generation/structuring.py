@@ -26,12 +26,12 @@ MOST_ALONE_S = 16.0
 class Structure(NamedTuple):
     """What a job needs so that its answer has the requested form.
 
-    `grammar`: None if the answer may be any text.
-    `grammar_field`: the field of the body that the grammar is from.
-    `grammar_bytes`: the memory of the compiled grammar, as its trial has measured it.
-    `reasoning_limit`: of the tokens of the reasoning.
-    `parts`: how the answer is divided.
-    `warning`: why the arguments of some tools do not follow their schemas.
+    grammar: The grammar; None: the answer may be any text.
+    grammar_field: The field of the body that the grammar is from.
+    grammar_bytes: The memory of the compiled grammar, as its trial has measured it.
+    reasoning_limit: Of the tokens of the reasoning; None: no limit.
+    parts: How the answer is divided; None: it is not.
+    warning: Why the arguments of some tools do not follow their schemas; "": they do.
     """
 
     grammar: str | None = None

@@ -85,7 +85,18 @@ class ThinkingDisabled(_Thinking, frozen=True, tag="disabled"):
 
 
 class CountTokensRequest(SamplingParameters, frozen=True, kw_only=True):
-    """`POST /v1/messages/count_tokens`. Sampling parameters have no effect."""
+    """`POST /v1/messages/count_tokens`. Sampling parameters have no effect.
+
+    messages: The conversation.
+    system: A system message before it.
+    tools: The tools that the model may call.
+    tool_choice: Whether it may or must call one, or which one it must call.
+    thinking: Whether the model reasons, and how much.
+    output_config: The effort of the answer, and its form.
+    output_format: The older name for `output_config.format`.
+    metadata: The user for whom the client asks.
+    chat_template_kwargs: Further variables of the chat template.
+    """
 
     messages: Turns
     system: str | TextBlocks | None = None

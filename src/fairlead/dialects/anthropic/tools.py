@@ -18,14 +18,14 @@ from fairlead.language.structured.request import AnswerSpec, ToolSpec
 class CustomTool(msgspec.Struct, frozen=True):
     """A tool that the client runs.
 
-    name: what calls name.
-    type: `custom`, or that of one of Anthropic's tools, whose schema is known (`client_tools`).
-    description: what the model is told of it.
-    input_schema: the schema of the arguments; a custom tool must have one.
-    strict: whether calls must satisfy the schema.
-    defer_loading: whether the model gets it only once a result refers to it.
-    display_width_px: the width of the screen, for `computer_*`.
-    display_height_px: its height.
+    name: The name that calls have.
+    type: `custom`, or none; or that of one of Anthropic's tools whose schema is known (`client_tools`).
+    description: What it does, for the model.
+    input_schema: The JSON schema of its arguments; a custom tool must have one.
+    strict: Its arguments follow the schema exactly, or the request is refused.
+    defer_loading: The model gets it once a result refers to it.
+    display_width_px: The width of the screen, for `computer_*`.
+    display_height_px: Its height.
     """
 
     name: ToolName

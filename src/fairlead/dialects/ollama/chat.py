@@ -40,7 +40,16 @@ class OllamaCall(msgspec.Struct, frozen=True):
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message. That of a `tool` is its result, and names the tool or the call; `images` are not served."""
+    """A message.
+
+    role: Whose it is; that of a `tool` is its result.
+    content: Its text.
+    thinking: The reasoning before the text.
+    images: Not served.
+    tool_calls: The calls of an assistant's message.
+    tool_name: The tool of a result; None: that of the first call without a result.
+    tool_call_id: The call of a result; None: the first call of the tool without one.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None

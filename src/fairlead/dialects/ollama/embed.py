@@ -27,11 +27,14 @@ class EmbedOptions(msgspec.Struct, frozen=True):
 
 
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /api/embed`. `input`: a text, or a list of texts. `truncate`: too long a text is refused anyway.
+    """`POST /api/embed`.
 
-    Without an input, it loads the model.
-
-    `dimensions` truncates each vector to its first numbers, for models that were trained for that.
+    input: A text, or a list of texts; None: the request loads the model.
+    model: The model.
+    truncate: Has no effect: too long a text is refused.
+    dimensions: Truncate each vector to its first numbers, for models that were trained for that.
+    options: Have no effect.
+    keep_alive: How long the model stays loaded after the request.
     """
 
     input: str | Annotated[list[NonEmpty], Meta(max_length=MAX_INPUTS)] | None = None
@@ -43,7 +46,13 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /api/embeddings`: one text. Without a prompt, it loads the model."""
+    """`POST /api/embeddings`.
+
+    prompt: One text; None: the request loads the model.
+    model: The model.
+    options: Have no effect.
+    keep_alive: How long the model stays loaded after the request.
+    """
 
     prompt: str | None = None
     model: str | None = None

@@ -61,7 +61,12 @@ class RelayedOptions(msgspec.Struct, frozen=True):
 class OllamaEnvelope(Envelope, frozen=True, kw_only=True):
     """What is read of every body. A request without content loads or unloads the model.
 
-    `messages`, `prompt` with `suffix`, and `input` are the content, each in another route.
+    options: The options that are read of relayed requests, too.
+    keep_alive: How long the model stays loaded after the request.
+    messages: The content of chats.
+    prompt: The content of generated texts.
+    suffix: The same, after the answer.
+    input: The content of requests for embeddings.
     """
 
     options: RelayedOptions | None = None
@@ -89,9 +94,19 @@ class OllamaEnvelope(Envelope, frozen=True, kw_only=True):
 
 
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of an answer. `num_predict` below 1, and `seed` -1, mean none.
+    """Options of an answer. None is the model's default.
 
-    `repeat_last_n`: penalties count all tokens (-1) or none (0); other numbers are refused with a penalty.
+    temperature: Higher values make unlikely tokens likelier; 0: always the likeliest token.
+    top_p: Choose among the likeliest tokens that have this probability together.
+    top_k: Choose among this many likeliest tokens; 0 or -1: among all.
+    min_p: Leave out tokens that are less likely than this part of the likeliest one's probability.
+    seed: The same seed gives the same answer; -1: none.
+    num_predict: The most tokens of the answer; below 1: no limit but the model's.
+    stop: Strings that end the answer.
+    repeat_penalty: Divides the logits of tokens that prompt or answer have; 1: none.
+    repeat_last_n: Penalties count all tokens (-1) or none (0); other numbers are refused with a penalty.
+    presence_penalty: Subtracted from the logits of tokens that the answer has.
+    frequency_penalty: The same for each time that the answer has them.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -141,9 +156,17 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True):
 class OllamaRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that chats and generated texts share.
 
-    `think`: whether the model reasons, or how much. `keep_alive`: seconds, or a duration such as "5m", for
-    which the model stays loaded without a request; negative: without limit. `truncate` and `shift` are
-    accepted, but nothing is cut: too long a prompt is refused.
+    model: The model.
+    stream: Send the answer as it is generated, which is the default.
+    format: `json`, or a JSON schema that the answer follows.
+    think: Whether the model reasons, or how much.
+    options: How tokens are chosen, and what ends the answer.
+    keep_alive: Seconds, or a duration such as "5m", for which the model stays loaded without a request;
+        negative: without limit.
+    logprobs: List the tokens of the answer with their log-probabilities.
+    top_logprobs: How many of the likeliest tokens are listed beside each.
+    truncate: Has no effect: too long a prompt is refused.
+    shift: Has no effect: nothing is cut.
     """
 
     model: str | None = None

@@ -22,10 +22,12 @@ from fairlead.dialects.openai.common import encode
 
 
 class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
-    """`POST /api/generate`: the answer to a prompt, as a chat, or with `raw` its continuation.
+    """`POST /api/generate`. Without a prompt, the model is loaded, or with a `keep_alive` of 0 unloaded.
 
-    `system` begins the chat. With a `suffix`, the answer is the text between the prompt and the suffix, for
-    models with tokens for that. Without a prompt, the model is loaded, or with a `keep_alive` of 0 unloaded.
+    prompt: What is answered, as the user's message of a chat.
+    system: A system message before it.
+    suffix: The answer is the text between the prompt and this, for models with tokens for that.
+    raw: The answer continues the prompt, without a chat.
     """
 
     prompt: str | None = None

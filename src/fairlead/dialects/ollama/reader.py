@@ -39,7 +39,14 @@ class LineMessage(msgspec.Struct, gc=False):
 
 
 class LineShape(EventShape, gc=False):
-    """A line of a stream, or a whole response."""
+    """A line of a stream, or a whole response.
+
+    response: A piece of a generated text.
+    thinking: A piece of its reasoning.
+    done: The answer is complete.
+    done_reason: Why it ended.
+    eval_count: Tokens of the answer.
+    """
 
     response: str | None = None
     thinking: str | None = None

@@ -47,7 +47,19 @@ class ChatEnvelope(Envelope, frozen=True, kw_only=True):
 
 
 class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
-    """`POST /v1/chat/completions`. `max_completion_tokens` is OpenAI's newer name for `max_tokens`."""
+    """`POST /v1/chat/completions`.
+
+    messages: The conversation.
+    max_completion_tokens: OpenAI's newer name for `max_tokens`.
+    logprobs: List the tokens of the answer with their log-probabilities.
+    top_logprobs: How many of the likeliest tokens are listed beside each.
+    tools: The tools that the model may call.
+    chat_template_kwargs: Further variables of the chat template.
+    tool_choice: Whether the model may or must call a tool, or which one it must call.
+    parallel_tool_calls: An answer may have several calls, which is the default.
+    reasoning_effort: How much the model reasons, as its chat template names it.
+    thinking_token_budget: The most tokens of the reasoning; -1: no limit.
+    """
 
     messages: Messages
     max_completion_tokens: TokenLimit | None = None

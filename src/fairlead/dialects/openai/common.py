@@ -62,7 +62,15 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Generation(SamplingParameters, frozen=True, kw_only=True):
-    """The fields that chat completions and completions share."""
+    """The fields that chat completions and completions share.
+
+    stream_options: What else a stream has.
+    n: Answers of each prompt.
+    max_tokens: The most tokens of an answer.
+    stop: Strings that end an answer.
+    response_format: The form of the answer in OpenAI's words.
+    structured_outputs: The form of the answer in vLLM's words.
+    """
 
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None

@@ -53,13 +53,18 @@ class CompletionEnvelope(Envelope, frozen=True, kw_only=True):
 
 
 class CompletionRequest(Generation, frozen=True, kw_only=True):
-    """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind).
+    """`POST /v1/completions`.
 
-    `special_tokens`: whether control tokens in a text are parsed (the default) or stay text. With `echo`, the
-    answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
-
-    With a `suffix`, the answer is the text between the prompt and the suffix, for models with tokens for
-    that. Then the prompt must be a text, which may be empty, and control tokens stay text by default.
+    prompt: A text, token ids, or a list of either (all of one kind). With a `suffix` it must be a text, which
+        may be empty.
+    max_tokens: The most tokens of an answer. With `echo` it may be 0.
+    special_tokens: Whether control tokens in a text are parsed (the default) or stay text (the default with a
+        `suffix`).
+    suffix: The answer is the text between the prompt and this, for models with tokens for that.
+    echo: The answer begins with the prompt, also in `logprobs`.
+    best_of: Must equal `n`.
+    logprobs: How many of the likeliest tokens are listed beside each token of the answer; None: none is
+        listed.
     """
 
     prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **OF_ONE_KIND})]

@@ -52,7 +52,16 @@ class ChunkCall(msgspec.Struct, gc=False):
 
 
 class ChunkPiece(msgspec.Struct, gc=False):
-    """A chat chunk's `delta`, or a whole chat's `message`. Servers have three names for the reasoning."""
+    """A chat chunk's `delta`, or a whole chat's `message`. Each member may be absent.
+
+    reasoning_content: The reasoning, as vLLM names it.
+    reasoning: The reasoning, as OpenRouter names it.
+    thinking: The reasoning, as others name it.
+    content: The text for the user.
+    refusal: Such a text that refuses.
+    text: Such a text, as some servers name it.
+    tool_calls: Calls, or pieces of them.
+    """
 
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -79,7 +88,15 @@ class ChunkPiece(msgspec.Struct, gc=False):
 
 
 class ChunkChoice(msgspec.Struct, gc=False):
-    """`stop_reason`, of vLLM: the stop string or the id of the token that ended the choice."""
+    """A choice of a chunk, or of a whole answer.
+
+    index: Its number.
+    delta: A piece of a chat's message.
+    message: A whole message of a chat.
+    text: Text of a completion.
+    finish_reason: Why it ended, in any server's words.
+    stop_reason: Of vLLM: the stop string or the id of the token that ended it.
+    """
 
     index: int = 0
     delta: ChunkPiece | None = None

@@ -13,8 +13,10 @@ MIN_LOGPROB = -9999.0
 class Scored(NamedTuple):
     """Tokens with their log-probabilities, for `completion_logprobs`.
 
-    `first`: a token before them that has none, as the first one of a prompt; `text` is the prompt's shown
-    text, which may lack it. `top`: the number of alternatives listed beside each.
+    logprobs: The tokens.
+    first: A token before them that has no log-probability, as the first one of a prompt; None: there is none.
+    text: The shown text of a prompt, which may lack the first token.
+    top: How many alternatives are listed beside each token; None: all that are known.
     """
 
     logprobs: ReadOnlySequence[TokenLogprob]

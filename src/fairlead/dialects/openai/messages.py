@@ -62,9 +62,15 @@ class UserMessage(_Message, frozen=True, tag="user"):
 
 
 class AssistantMessage(_Message, frozen=True, tag="assistant"):
-    """An earlier message of the model: text, calls or both. `function_call` is OpenAI's older form of a call.
+    """An earlier message of the model: text, calls or both. Its reasoning may have any of three names.
 
-    The reasoning has any of its three names.
+    content: The text.
+    refusal: A text in which the model refuses.
+    tool_calls: The calls.
+    function_call: OpenAI's older form of a call.
+    reasoning_content: The reasoning before the text.
+    reasoning: The same.
+    thinking: The same.
     """
 
     content: Content | None = None
@@ -94,7 +100,13 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=16_384)]
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A function that the model may call; `parameters` is a JSON schema for the chat template."""
+    """A function that the model may call.
+
+    name: The name that calls have.
+    description: What it does, for the model.
+    parameters: The JSON schema of its arguments; None: any object.
+    strict: Its arguments follow the schema exactly, or the request is refused.
+    """
 
     name: str
     description: str | None = None

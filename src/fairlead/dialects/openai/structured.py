@@ -25,7 +25,14 @@ ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True):
-    """A schema for the answer. With `lenient`, keywords that are not supported are ignored."""
+    """A schema for the answer.
+
+    name: Has no effect.
+    description: Has no effect.
+    schema: The JSON schema.
+    strict: Has no effect: the answer always follows the schema.
+    lenient: Ignore keywords that are not supported, which are refused otherwise.
+    """
 
     name: str | None = None
     description: str | None = None
@@ -42,7 +49,15 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's constraints, of which a request has one. `grammar`: Lark as llguidance reads it, or GBNF."""
+    """vLLM's constraints, of which a request has one.
+
+    json: A JSON schema, also as a text.
+    json_object: Any JSON object.
+    regex: A regular expression for the whole answer.
+    choice: One of these texts.
+    grammar: A grammar: Lark as llguidance reads it, or GBNF.
+    lenient: Ignore keywords of the schema that are not supported, which are refused otherwise.
+    """
 
     json: Schema | str | None = None
     json_object: bool | None = None

@@ -24,9 +24,12 @@ class TextDocument(msgspec.Struct, frozen=True):
 
 
 class RerankRequest(CommonFields, frozen=True, kw_only=True):
-    """`POST /v1/rerank`. `top_n`: how many documents to list; 0 means all, the default.
+    """`POST /v1/rerank`.
 
-    `return_documents`: list their texts too, which is the default.
+    query: What the documents are compared with.
+    documents: The texts to sort.
+    top_n: How many documents to list; 0: all, the default.
+    return_documents: List their texts, too, which is the default.
     """
 
     query: NonEmpty

@@ -22,7 +22,10 @@ _NAMES = (("text_1", "text_2"), ("queries", "documents"))
 class ScoreRequest(CommonFields, frozen=True, kw_only=True):
     """`POST /v1/score`. One text is compared with each of several, or each text with the one at its place.
 
-    The texts are in `text_1` and `text_2`, or in `queries` and `documents`.
+    text_1: The first texts.
+    text_2: The second texts.
+    queries: Another name for the first texts.
+    documents: Another name for the second texts.
     """
 
     text_1: TextOrTexts | None = None

@@ -32,9 +32,17 @@ InputParts = Annotated[list[InputPart], Meta(max_length=4096)]
 
 
 class InputItem(msgspec.Struct, frozen=True):
-    """An item of the input: `message`, `function_call`, `function_call_output` or `reasoning`.
+    """An item of the input. Items of answers may be sent back as they are.
 
-    One without a type is a message. Items of answers may be sent back as they are.
+    type: `message`, `function_call`, `function_call_output` or `reasoning`; None: a message.
+    role: Whose message it is.
+    content: The text of a message or of reasoning.
+    summary: A summary of reasoning, which stands for it if it has no text.
+    call_id: The id of a call, or of the call that an output belongs to.
+    name: The function of a call.
+    namespace: The namespace of that function.
+    arguments: The arguments of a call, as JSON in a string.
+    output: The result of a call.
     """
 
     type: str | None = None

@@ -73,7 +73,14 @@ Metadata = Annotated[
 
 
 class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
-    """What is read of every body."""
+    """What is read of every body.
+
+    input: The input as it was sent.
+    metadata: Texts of the client, as they were sent.
+    store: Keep the response, which is the default.
+    background: Generate it without its client.
+    previous_response_id: The response that it continues.
+    """
 
     input: msgspec.Raw = msgspec.Raw()
     metadata: msgspec.Raw = msgspec.Raw()
@@ -90,10 +97,31 @@ class ReasoningConfig(msgspec.Struct, frozen=True):
 
 
 class ResponsesRequest(SamplingParameters, frozen=True, kw_only=True):
-    """`POST /v1/responses`. `input`: the user's text, or items. `instructions`: a system message before it.
+    """`POST /v1/responses`.
 
-    `include` accepts OpenAI's values; only `message.output_text.logprobs` has an effect. `truncation` must be
-    `disabled`.
+    input: The user's text, or items.
+    instructions: A system message before it.
+    tools: The tools that the model may call.
+    tool_choice: Whether the model may or must call a tool, or which one it must call.
+    parallel_tool_calls: An answer may have several calls, which is the default.
+    text: The form of the text.
+    reasoning: How much the model reasons.
+    max_output_tokens: The most tokens of the output.
+    max_tool_calls: Has no effect: the client runs all calls.
+    include: OpenAI's values are accepted; only `message.output_text.logprobs` has an effect.
+    top_logprobs: How many of the likeliest tokens are listed beside each.
+    truncation: Must be `disabled`, the default.
+    stream_options: Has no effect.
+    store: Keep the response, which is the default.
+    background: Generate it without its client.
+    previous_response_id: The response that it continues.
+    metadata: Texts of the client, which the response repeats.
+    prompt_cache_key: Has no effect; the response repeats it.
+    service_tier: Has no effect.
+    stop: Strings that end the answer.
+    structured_outputs: The form of the answer in vLLM's words.
+    chat_template_kwargs: Further variables of the chat template.
+    thinking_token_budget: The most tokens of the reasoning; -1: no limit.
     """
 
     input: Input | None = None

@@ -25,9 +25,14 @@ SEPARATOR = "__"
 
 
 class FunctionTool(msgspec.Struct, frozen=True):
-    """A function that the model may call, or a `namespace`: a group of such functions, in `tools`.
+    """A function that the model may call, or a group of such functions.
 
-    Tools that search the web are left out, and those of other types refused.
+    type: `function`, or `namespace` for a group. Tools that search the web are left out, others refused.
+    name: The name of the function or of the group.
+    description: What it does, for the model.
+    parameters: The JSON schema of a function's arguments; None: any object.
+    strict: Its arguments follow the schema exactly, or the request is refused.
+    tools: The functions of a group.
     """
 
     type: str
@@ -42,9 +47,12 @@ FunctionTools = Annotated[list[FunctionTool], Meta(max_length=2048)]
 
 
 class OfferedFunction(NamedTuple):
-    """A function that the model may call, at the path `at` of the body.
+    """A function that the model may call.
 
-    Its `name` in the prompt is unique: with a `namespace`, that precedes it.
+    name: Its name in the prompt, which is unique: with a namespace, that precedes it.
+    tool: The function as it was sent.
+    at: Its path in the body, for errors.
+    namespace: The group that it belongs to; None: it belongs to none.
     """
 
     name: str
@@ -61,9 +69,12 @@ class FunctionChoice(msgspec.Struct, frozen=True):
 
 
 class ChosenTools(msgspec.Struct, frozen=True):
-    """The type `function`: the function that must be called. `allowed_tools`: those that may be.
+    """Which tools may or must be called.
 
-    With the mode `required`, one of the allowed functions must be called.
+    type: `function`: the named function must be called. `allowed_tools`: the listed ones may be.
+    name: The function that must be called.
+    mode: With `required`, one of the allowed functions must be called.
+    tools: The functions that may be called.
     """
 
     type: str
@@ -76,7 +87,15 @@ AnyToolChoice = Literal["none", "auto", "required"] | ChosenTools
 
 
 class TextFormat(msgspec.Struct, frozen=True):
-    """The form of the text: any, a JSON object, or JSON of a schema."""
+    """The form of the text.
+
+    type: Any text, a JSON object, or JSON of a schema.
+    name: Has no effect; the response repeats it.
+    description: Has no effect; the response repeats it.
+    schema: The JSON schema.
+    strict: Has no effect: the answer always follows the schema.
+    lenient: Ignore keywords that are not supported, which are refused otherwise.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None

@@ -208,7 +208,17 @@ class ServerMetrics:
 
 
 class CollectedMetrics(Collector):
-    """The values at one moment, as families of metrics."""
+    """The values at one moment, as families of metrics.
+
+    now: The fleet, the queue and the tokens.
+    jobs: The totals of jobs.
+    refusals: Requests that were refused before they became jobs, by code.
+    tenants: The shown names of tenants.
+    responses: What is kept of responses.
+    unread_bytes: Bytes of answers that wait for their clients.
+    dropped_answers: Answers that were dropped for those, by tenant.
+    lines_dropped: Lines of the log that did not fit its buffer.
+    """
 
     def __init__(
         self,

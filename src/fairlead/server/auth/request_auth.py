@@ -36,8 +36,14 @@ logger = structlog.get_logger("fairlead.server.routes")
 class RequestAuth:
     """The checks of requests, the log of refused ones, and the headers common to all responses.
 
-    `id_headers` returns, for a path, the names of the headers that have the request's id. `requester` returns
-    who has sent a request, for its line in the log.
+    authenticator: Knows the keys.
+    quotas: Has the limits that responses report.
+    origins: Checks `Host` and `Origin`.
+    cors: Allows pages of other servers; None: it allows none.
+    paths: The paths of all routes, of which the log names the nearest one to an unknown path.
+    id_headers: Returns, for a path, the names of the headers that have the request's id.
+    flow_control: Reads a trusted gateway's headers; None: no gateway is trusted.
+    requester: Returns who has sent a request, for its line in the log.
     """
 
     def __init__(

@@ -53,7 +53,18 @@ class RemoteView(msgspec.Struct, frozen=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True):
-    """A model that has a process here, or is served by a remote node."""
+    """A model that has a process here, or is served by a remote node.
+
+    model: Its name.
+    state: Its state, as the server names it.
+    kind: What runs it.
+    seats: Jobs that it can run at the same time.
+    busy: Jobs that it runs now.
+    memory_bytes: The memory that it takes; 0: unknown.
+    problem: Why it cannot be used; None: it can.
+    load: The progress of its load.
+    engine: The state of our own engine; None: another server runs it.
+    """
 
     model: str
     state: str = ""
@@ -67,7 +78,16 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """A node, local or remote."""
+    """A node, local or remote.
+
+    id: Its name.
+    kind: What it is.
+    state: Its state, as the server names it.
+    seats: Jobs that it can run at the same time.
+    busy: Jobs that it runs now.
+    problem: Why it cannot be used; None: it can.
+    remote: What is known of a remote server; None: it is local.
+    """
 
     id: str
     kind: str = ""
@@ -79,7 +99,16 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class ServerView(msgspec.Struct, frozen=True):
-    """The displayed part of a server's snapshot. `at_s` is its Unix time."""
+    """The displayed part of a server's snapshot.
+
+    at_s: Its time, in seconds since 1970.
+    queue: The totals of the queue.
+    tokens: The totals of tokens.
+    rejected: The number of refused jobs, by the code of their errors.
+    cache_usage: The used part of all KV caches, 0…1; None: there is none.
+    models: All models.
+    nodes: All nodes.
+    """
 
     at_s: float = 0.0
     queue: QueueTotals = QueueTotals()

@@ -21,12 +21,16 @@ _OF_RECORDS = ("configured", "response_template")
 
 
 class ModelFormat(msgspec.Struct, frozen=True):
-    """How the answers of one model mark reasoning and tool calls. `name` None: it has none, or is unknown.
+    """How the answers of one model mark reasoning and tool calls.
 
-    `tools_explained`: a system message explains tools, which the chat template does not.
-    `template_calls`: the format in which a template writes calls that ignores tools.
-    `rewritten`: what is written in another way in messages and tools, because the template cannot take it.
-    `note`: why there is no name, or why the model's own record is not used.
+    name: The name of the format; None: it has none, or is unknown.
+    source: Where it is from; None: it has none, or is unknown.
+    reasoning: It marks reasoning.
+    tool_calls: It marks tool calls.
+    tools_explained: A system message explains tools, which the chat template does not.
+    template_calls: The format in which a template writes calls that ignores tools; "": it ignores none.
+    rewritten: What is written in another way in messages and tools, because the template cannot take it.
+    note: Why there is no name, or why the model's own record is not used.
     """
 
     name: str | None = None

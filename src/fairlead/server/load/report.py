@@ -12,7 +12,13 @@ from fairlead.server.load.client import TimedAnswer
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """Mean and quantiles of times, in milliseconds."""
+    """Mean and quantiles of times, in milliseconds.
+
+    mean: The mean.
+    p50: The median.
+    p90: Nine of ten times are shorter.
+    p99: 99 of 100 times are shorter.
+    """
 
     mean: float
     p50: float

@@ -112,6 +112,11 @@ class BackgroundRun:
     """One response in progress, from its job's deltas to the store.
 
     `ended` is set when it has ended. `changed` is replaced by a new event each time that it is set.
+
+    store: Keeps the response and its events.
+    nursery: Where all work for it runs.
+    response: The response in the store.
+    context: Of its answer.
     """
 
     def __init__(
@@ -181,9 +186,14 @@ class BackgroundRun:
 
 
 class StoredEvents:
-    """The body for one reader of a response's events, from the index `first` on. Holds no resources.
+    """The body for one reader of a response's events. Holds no resources.
 
     It ends with the response; it is cut if the response is removed before.
+
+    response: The response in the store.
+    run: The response in progress; None: it has ended.
+    first: The index of the first event.
+    waiting: Returns the estimate of a job's wait, by its request id; None: it is not queued.
     """
 
     def __init__(

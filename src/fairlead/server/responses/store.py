@@ -24,13 +24,20 @@ EVENT_BYTES = 64
 class StoredResponse:
     """One response. Only `ResponseStore` changes it.
 
-    `input` is the request's in JSON: a text, or a list of items. `previous` is the id of the response that it
-    continues. `is_background`: it does not end with its request. `keeps_events`: they can be read again.
-    `on_removed` is called when it is removed before its end.
-
-    `document`: the response object in JSON; empty as long as no request may find it. `events`: whole
-    server-sent events, each at the index of its sequence number. `has_ended`: nothing more will change.
-    `is_gone`: it was removed, and is empty.
+    id: Its id, which is its job's.
+    owner: Who may read, continue and cancel it.
+    tenant: Whose share of the memory it takes.
+    input: The request's input in JSON: a text, or a list of items.
+    previous: The id of the response that it continues; None: it continues none.
+    is_background: It does not end with its request.
+    keeps_events: Its events can be read again.
+    on_removed: Called when it is removed before its end.
+    document: The response object in JSON; empty as long as no request may find it.
+    events: Whole server-sent events, each at the index of its sequence number.
+    has_ended: Nothing more will change.
+    is_gone: It was removed, and is empty.
+    expires_s: When it will be removed, on Trio's clock.
+    size: The memory that counts for it, in bytes.
     """
 
     id: str

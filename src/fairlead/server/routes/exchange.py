@@ -31,7 +31,11 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
     """A request, with its body and the nursery of all work for it.
 
-    The body counts against `body_memory`, for the `tenant`. `unread` counts what of the response waits.
+    nursery: Where all work for it runs.
+    incoming: Its body.
+    body_memory: Counts the body; None: nothing does.
+    tenant: Whose body it is.
+    unread: Counts what of the response waits for the client; None: nothing does.
     """
 
     nursery: trio.Nursery

@@ -20,7 +20,16 @@ DURATION_S = 600.0
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """A row. `at_s`: seconds since 1970; `rejected`: since the start; `cache_usage` 0…1, None if no cache."""
+    """A row.
+
+    at_s: Its time, in seconds since 1970.
+    waiting: Jobs in the queue.
+    running: Jobs with a seat.
+    mean_wait_s: The mean wait of the last 100 jobs, in seconds.
+    rejected: Jobs that were refused since the start.
+    tokens_per_s: Tokens that were generated in a second.
+    cache_usage: The used part of all KV caches, 0…1; None: there is none.
+    """
 
     at_s: float
     waiting: int

@@ -14,7 +14,13 @@ from fairlead.server.routes.unread import UnreadAnswers
 
 
 class Metrics:
-    """The view of `/metrics`, in the text format or as OpenMetrics, as the request's `Accept` requires."""
+    """The view of `/metrics`, in the text format or as OpenMetrics, as the request's `Accept` requires.
+
+    services: The state of the server.
+    overview: Makes snapshots of it.
+    responses: Returns what is kept of responses.
+    unread: Counts answers that wait for their clients.
+    """
 
     def __init__(
         self,

@@ -35,7 +35,13 @@ _decode_config = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What the files of a model show. Empty if there are none here."""
+    """What the files of a model show. Empty if there are none here.
+
+    size: The size of the weights, in bytes.
+    parameters: The number of weights.
+    dtype: The type of most of them.
+    config: The content of config.json.
+    """
 
     size: int = 0
     parameters: int = 0

@@ -62,8 +62,11 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     used = [kind for route in documented for kind in (route.body, route.answer, route.error)]
     types = [kind for kind in used if kind not in (None, Any)]
     schemas, components = msgspec.json.schema_components(types, ref_template=COMPONENTS)
-    for component in components.values():
-        _describe_fields(component)
+    structs: dict[str, type[msgspec.Struct]] = {}
+    for kind in msgspec.inspect.multi_type_info(types):
+        _find_structs(kind, structs)
+    for name, component in components.items():
+        _describe_fields(component, structs[name])
     schema_of = {str(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for route in documented:
@@ -85,13 +88,44 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _describe_fields(component: dict[str, Any]) -> None:
-    """Move what a type's docstring says of its fields to these fields."""
+def _find_structs(kind: msgspec.inspect.Type, found: dict[str, type[msgspec.Struct]]) -> None:
+    """Add the structs that a type has anywhere, by name."""
+    match kind:
+        case msgspec.inspect.StructType(cls=cls, fields=fields) if cls.__name__ not in found:
+            found[cls.__name__] = cls
+            parts = [field.type for field in fields]
+        case msgspec.inspect.UnionType(types=types):
+            parts = list(types)
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            parts = [key, value]
+        case (
+            msgspec.inspect.ListType(item_type=item)
+            | msgspec.inspect.VarTupleType(item_type=item)
+            | msgspec.inspect.Metadata(type=item)
+        ):
+            parts = [item]
+        case _:
+            parts = []
+    for part in parts:
+        _find_structs(part, found)
+
+
+def _describe_fields(component: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    """Move what the docstrings of a type and of its bases say of its fields to these fields."""
     properties = component.get("properties", {})
+    for base in reversed(struct.__mro__):
+        if base is not struct and issubclass(base, msgspec.Struct):
+            _divide(base.__doc__, properties)
+    if others := _divide(component.get("description"), properties):
+        component["description"] = others
+
+
+def _divide(docstring: str | None, properties: dict[str, Any]) -> str:
+    """Describe the fields that a docstring documents; return the rest of it."""
     texts: dict[str, list[str]] = {}
     others: list[str] = []
     lines = others
-    for line in inspect.cleandoc(component.get("description", "")).splitlines():
+    for line in inspect.cleandoc(docstring or "").splitlines():
         if (found := _FIELD.fullmatch(line)) is not None and found[1] in properties:
             lines = texts[found[1]] = [found[2]]
         elif lines is not others and line.startswith(" "):
@@ -102,8 +136,7 @@ def _describe_fields(component: dict[str, Any]) -> None:
     for name, parts in texts.items():
         words = re.sub(r"\bNone\b", "null", " ".join(parts))
         properties[name] = {**properties[name], "description": words}
-    if others:
-        component["description"] = "\n".join(others).strip()
+    return "\n".join(others).strip()
 
 
 def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:

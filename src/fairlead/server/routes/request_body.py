@@ -55,9 +55,12 @@ class BodyMemory(Shares):
 class IncomingBody:
     """One request's body. It counts until `leave`; after `keep` its request cannot be refused for others.
 
-    `nursery` is the request's: a refusal is raised in it, and it is cancelled when the client disconnects.
-    `cancels`: the ASGI server does the latter itself, so that no task need watch for it once the body has
-    been read.
+    receive: ASGI's.
+    headers: The request's.
+    limits: Of its size and of the time in which it arrives.
+    nursery: The request's: a refusal is raised in it, and it is cancelled when the client disconnects.
+    cancels: The ASGI server cancels the nursery itself, so that no task need watch for a disconnect once the
+        body has been read.
     """
 
     def __init__(

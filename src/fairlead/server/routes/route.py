@@ -62,16 +62,25 @@ KEYLESS = frozenset({Permission.PROBE, Permission.OPEN})
 class Route:
     """What is served under a method and a path.
 
-    `path` has parameters in braces, which may contain slashes. `view` is a method of one of the objects in
-    `Views`; without one, `generate` serves the route's `dialect`. `tag` groups the operations in the
-    documents; a route without one is not documented. `is_direct`: our own listener calls the view without
-    Quart. `is_versionless`: the route is also served without `/v1`.
-
-    `body`, `answer` and `error`, the body of an error, are types; `media` is the response's, if not JSON.
-    `form`: the schema of a form, which the body may be instead of JSON.
-    `errors`: statuses besides those that follow from `body` and `permission`. `states`: error statuses with
-    a response that has the same form as a successful one. `refused_fields`: fields of other servers that
-    models of our engine refuse. `query`: the query's parameters, with their descriptions.
+    method: The method. HEAD is served where GET is, and OPTIONS everywhere.
+    path: The path, with parameters in braces, which may contain slashes.
+    view: A method of one of the objects in `Views`; None: `GenerationViews` serves the dialect.
+    dialect: The dialect of a route that a model answers.
+    permission: Who may use it.
+    is_direct: Our own listener calls the view without Quart.
+    is_versionless: It is also served without `/v1`.
+    tag: Groups the operations in the documents; None: it is not documented.
+    summary: What it does, in the documents.
+    body: The type of the body; None: it has none.
+    form: The schema of a form, which the body may be instead of JSON.
+    answer: The type of a successful response.
+    error: The type of the body of an error.
+    status: The status of a successful response.
+    media: The media type of a successful response.
+    errors: Statuses of errors besides those that follow from `body` and `permission`.
+    states: Statuses of errors with a response of the same form as a successful one.
+    refused_fields: Fields of other servers that models of our engine refuse.
+    query: The parameters of the query, with their descriptions.
     """
 
     method: str

@@ -31,6 +31,15 @@ class AddNodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`POST /nodes`: a remote server, with the fields of `nodes` in a configuration file (`NodeConfig`).
 
     Unknown fields are refused: a node with a misspelled `api_key` would be unusable.
+
+    id: The node's name.
+    url: The server's URL.
+    api_key: The key to send to it; None: it needs none.
+    seats: Requests that it gets at the same time; None: the default of nodes.
+    models: The models that it is used for; None: all that it lists.
+    model_names: Its own names of models, by the names here.
+    dialects: The APIs that it speaks; None: the default of nodes.
+    api_path: The path of its API behind the URL, in the place of /v1; None: as `apiPath` of a node.
     """
 
     id: NodeId

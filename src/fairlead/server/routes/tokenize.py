@@ -23,9 +23,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /tokenize`: a `prompt`, or `messages` as the chat template renders them.
+    """`POST /tokenize`: a prompt, or messages as the chat template renders them.
 
-    `special_tokens`: whether control tokens in a prompt are parsed (the default) or stay text.
+    model: The model; None: the only one that the key may use.
+    prompt: A text.
+    special_tokens: Whether control tokens in the prompt are parsed (the default) or stay text.
+    messages: A conversation instead of a prompt.
+    tools: The tools that the model may call, for the chat template.
+    chat_template_kwargs: Further variables of the chat template.
+    add_special_tokens: Add the tokens with which the model's prompts begin and end, which is the default for
+        a prompt.
+    add_generation_prompt: End with the beginning of the model's answer, which is the default for messages.
+    return_token_strs: Return the texts of the tokens, too.
     """
 
     model: str | None = None

@@ -29,7 +29,14 @@ from fairlead.server.routes.upstream import UpstreamRoute
 
 
 class Views:
-    """The views of the routes, as methods of these objects."""
+    """The views of the routes, as methods of these objects.
+
+    services: The state of the server.
+    routes: The rows of the route table, for `/openapi.json`.
+    reader: Reads requests, and has the jobs.
+    auth: Checks what only operators may do.
+    cors: Says which pages of other servers may send requests.
+    """
 
     def __init__(
         self,
