@@ -21,7 +21,7 @@ import msgspec
 import tokenizers
 import trio
 
-from fairlead.server.load.client import LoadConnection, TimedAnswer, timed_request
+from fairlead.server.load.client import LoadConnection, TimedAnswer, time_request
 from fairlead.server.load.generator import CONTROL_TIMEOUT_S, WORDS
 from fairlead.server.load.report import Level, summarize
 
@@ -92,7 +92,7 @@ async def send_all(
     async def client() -> None:
         connection = LoadConnection(url)
         for each in remaining:
-            answer = await timed_request(connection, "/v1/completions", each, timeout_s=timeout_s)
+            answer = await time_request(connection, "/v1/completions", each, timeout_s=timeout_s)
             answers.append(checked(answer, tokens))
 
     async with trio.open_nursery() as nursery:

@@ -173,14 +173,14 @@ class EventReader(ABC, Generic[Shape]):
         holder, name = members[0]
         assert holder[name].endswith(text)
         holder[name] = text
-        return self._written_anew(event, document)
+        return self._write_anew(event, document)
 
     def _document(self, event: bytes) -> dict[str, Any]:
         """Return the data of an event as an object; an empty one if it is anything else."""
         document = decoded(_decode_any, self._payload(event) or b"{}")
         return document if isinstance(document, dict) else {}
 
-    def _written_anew(self, event: bytes, document: dict[str, Any]) -> bytes:
+    def _write_anew(self, event: bytes, document: dict[str, Any]) -> bytes:
         """Return an event with other data. Raises `ValueError` if it cannot be written."""
         try:
             return self._with_data(event, _encode(document))

@@ -36,7 +36,7 @@ TEXT_OR_TEXTS = ["string", "array"]
 OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]}
 
 
-def described(body: Any, *alternatives: Mapping[str, str | list[str]]) -> Any:
+def describe_alternatives(body: Any, *alternatives: Mapping[str, str | list[str]]) -> Any:
     """Return the type of a body for `/openapi.json`: it has all fields of one of the alternatives.
 
     Each of these maps names of fields to their types in JSON.

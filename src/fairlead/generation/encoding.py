@@ -38,7 +38,7 @@ def encode_prompts(
             model.check_prompt(ids, param=param)
         tokens += len(ids)
         check_tokens(tokens, param, limits)
-        encoded.append(packed(ids))
+        encoded.append(pack_ids(ids))
     return tuple(encoded)
 
 
@@ -72,7 +72,7 @@ def encode_pairs(model: TextModel, pairs: TextPairs, limits: Limits) -> tuple[Re
         ids = model.encode_pair(first, second, fields=pairs.fields)
         tokens += len(ids)
         check_tokens(tokens, pairs.fields[1], limits)
-        scored.append(packed(ids))
+        scored.append(pack_ids(ids))
     return tuple(scored)
 
 
@@ -82,6 +82,6 @@ def check_tokens(tokens: int, param: str, limits: Limits) -> None:
         raise too_many_tokens(tokens, param, limits)
 
 
-def packed(ids: ReadOnlySequence[int]) -> ReadOnlySequence[int]:
+def pack_ids(ids: ReadOnlySequence[int]) -> ReadOnlySequence[int]:
     """Return many ids as an array of four bytes each, the form that the engine takes."""
     return array("i", ids) if len(ids) >= LONG_PROMPT_TOKENS else ids

@@ -26,7 +26,7 @@ from fairlead.dialects.dialect import (
 )
 from fairlead.dialects.fields import Envelope
 from fairlead.generation.caller import Caller
-from fairlead.generation.encoding import encode_conversation, encode_pairs, encode_prompts, packed
+from fairlead.generation.encoding import encode_conversation, encode_pairs, encode_prompts, pack_ids
 from fairlead.generation.event_stream import is_large
 from fairlead.generation.job_service import JobService, WrittenAnswer
 from fairlead.generation.loading import loading_progress
@@ -34,7 +34,7 @@ from fairlead.generation.relays import Relays, RelayWriter
 from fairlead.generation.sampling import sampling_of
 from fairlead.generation.structuring import Structure, StructureTrials
 from fairlead.language.text.model import TextModel
-from fairlead.nodes.streams.relay import rewritten
+from fairlead.nodes.streams.relay import rewrite_model
 
 USUAL_CHARS_PER_TOKEN = 4
 
@@ -176,7 +176,7 @@ class GenerationPipeline:
         models = self._jobs.models
         if envelope.model is not None and models.selectors.has(envelope.model):
             target = models.selectors.take(caller, envelope.model)
-            return rewritten(body, target.name), target.name, target.model
+            return rewrite_model(body, target.name), target.name, target.model
         name = models.find(caller.api_key, envelope.model)
         return body, envelope.model or name, name
 
@@ -202,7 +202,7 @@ class GenerationPipeline:
         encode = self._jobs.offload.encode
         if generation.messages is not None:
             try:
-                return (packed(await encode(caller, encode_conversation, model, generation)),)
+                return (pack_ids(await encode(caller, encode_conversation, model, generation)),)
             except InvalidRequest as error:
                 if error.param == "messages":
                     error.param = generation.messages_field

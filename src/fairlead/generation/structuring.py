@@ -129,9 +129,9 @@ class StructureTrials:
         if generation.answer is None:
             return await self._offload.encode(caller, structure_of, generation, model, prompt)
         async with self._offload.form_in_turn(caller):
-            return await self._tried_structure(caller, generation, model, prompt)
+            return await self._try_structure(caller, generation, model, prompt)
 
-    async def _tried_structure(
+    async def _try_structure(
         self, caller: Caller, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
     ) -> Structure:
         generation = await self._offload.encode(caller, with_checked_form, generation)

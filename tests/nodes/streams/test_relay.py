@@ -9,7 +9,7 @@ import trio
 from fairlead.base.config import FiltersConfig
 from fairlead.base.errors import InvalidRequest, NodeFailed
 from fairlead.nodes.http.client_connection import ClientConnection
-from fairlead.nodes.streams.relay import rewritten
+from fairlead.nodes.streams.relay import rewrite_model
 from fairlead.nodes.streams.relayed_stream import RelayedStream
 from nodes.listening import CHAT, CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text, whole_answer
@@ -168,13 +168,13 @@ async def test_relayed_body_differs_from_the_clients_only_in_the_model():
 def test_rewritten_body_has_all_other_values_unchanged():
     body = b'{ "a": 1.0e2, "model" :"x", "deep": {"model": "y",  "z":[1 ,2]}, "big": 1234567890123456789012}'
     same = b'{"a":1.0e2,"model":"n\\"","deep":{"model": "y",  "z":[1 ,2]},"big":1234567890123456789012}'
-    assert same == rewritten(body, 'n"')
+    assert same == rewrite_model(body, 'n"')
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"x"', b"{", b"", b"\xff"])
 def test_body_that_is_not_a_json_object_is_refused(body):
     with pytest.raises(InvalidRequest):
-        rewritten(body, "m")
+        rewrite_model(body, "m")
 
 
 def test_filters_strip_and_set_parameters_by_the_clients_model_name():
@@ -184,7 +184,7 @@ def test_filters_strip_and_set_parameters_by_the_clients_model_name():
         set_params_by_id={"m:high": {"effort": "high"}, "m:low": {"effort": "low"}},
     )
     body = b'{"model":"m:high","temperature":1,"top_p":1}'
-    assert json.loads(rewritten(body, "own", filters)) == {"model": "own", "top_p": 0.5, "effort": "high"}
+    assert json.loads(rewrite_model(body, "own", filters)) == {"model": "own", "top_p": 0.5, "effort": "high"}
 
 
 async def test_job_without_a_client_request_is_refused():

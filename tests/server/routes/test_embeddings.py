@@ -11,7 +11,7 @@ import trio
 from openai.types import CreateEmbeddingResponse
 
 from fairlead.base.job import Delta
-from fairlead.dialects.openai.embeddings import shortened
+from fairlead.dialects.openai.embeddings import shorten
 from fairlead.generation import event_stream
 from fairlead.language.text.embedding import EmbeddingSettings
 from server.routes.conftest import FakeFleet
@@ -98,7 +98,7 @@ async def test_fewer_dimensions_are_the_first_ones_normalized_if_the_model_norma
 
 
 def test_zero_vector_stays_zero_when_shortened():
-    assert bytes(8) == shortened(bytes(16), 2, normalized=True)
+    assert bytes(8) == shorten(bytes(16), 2, normalized=True)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class MessageEvents:
             return self._delta(deltas[0].text)
         events = self._answer.of(deltas)
         written = [] if self._has_begun else [self._beginning()]
-        written += map(self._written, events)
+        written += map(self._write_event, events)
         return b"".join(written)
 
     def end(self) -> bytes:
@@ -95,7 +95,7 @@ class MessageEvents:
         if self._has_ended:
             return b""
         self._has_ended = True
-        last = self._closed() if self._blocks else self._begun("text", text="") + self._closed()
+        last = self._end_block() if self._blocks else self._begin_block("text", text="") + self._end_block()
         reason, sequence = stop_reason(self._end, has_call=self._has_call)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return last + _event("message_delta", delta=delta, usage=self._usage()) + _event("message_stop")
@@ -116,31 +116,31 @@ class MessageEvents:
         has_parts = self._context.job.parts is not None
         return message_usage(self._answer.usage, has_parts=has_parts)
 
-    def _written(self, event: AnswerEvent) -> bytes:
+    def _write_event(self, event: AnswerEvent) -> bytes:
         match event:
             case Reasoning(text):
-                begun = self._within("thinking", thinking="", signature="")
+                begun = self._continue_block("thinking", thinking="", signature="")
                 return begun if self._omits_thinking else begun + self._delta(text)
             case Content(text):
-                return self._within("text", text="") + self._delta(text)
+                return self._continue_block("text", text="") + self._delta(text)
             case CallBegin(number, name):
-                return self._begun("tool_use", id=_call_id(self._context, number), name=name, input={})
+                return self._begin_block("tool_use", id=_call_id(self._context, number), name=name, input={})
             case CallArguments(_, text):
                 return self._delta(text)
             case CallEnd():
                 self._has_call = True
-                return self._closed()
+                return self._end_block()
             case AnswerEnd():
                 self._end = event
         return b""
 
-    def _within(self, kind: BlockKind, **members: Any) -> bytes:
+    def _continue_block(self, kind: BlockKind, **members: Any) -> bytes:
         """Return the events that begin a block, if none of its kind is open."""
-        return b"" if self._open == kind else self._begun(kind, **members)
+        return b"" if self._open == kind else self._begin_block(kind, **members)
 
-    def _begun(self, kind: BlockKind, **members: Any) -> bytes:
+    def _begin_block(self, kind: BlockKind, **members: Any) -> bytes:
         """Return the events that end the block before, and begin the next one."""
-        closed = self._closed()
+        closed = self._end_block()
         index = self._blocks
         self._blocks += 1
         self._set_open(kind)
@@ -156,7 +156,7 @@ class MessageEvents:
         """Return the event for a piece of the open block; all but the text was encoded before."""
         return self._head + _encode(text) + b"}}\n\n"
 
-    def _closed(self) -> bytes:
+    def _end_block(self) -> bytes:
         """Return the events that end the open block; empty if there is none."""
         if self._open is None:
             return b""

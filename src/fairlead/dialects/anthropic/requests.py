@@ -122,7 +122,7 @@ _parse_count = BodyParser(CountTokensRequest)
 
 def message_request(body: bytes, limits: Limits) -> GenerationRequest:
     """Return the request in a body. Raises `InvalidRequest`."""
-    request: CreateMessageRequest = _parsed(_parse_message, body, limits)
+    request: CreateMessageRequest = _parse(_parse_message, body, limits)
     refuse_unserved(request, MESSAGES)
     if request.prompt_logprobs is not None:
         raise invalid_field("prompt_logprobs", "is not served here")
@@ -145,11 +145,11 @@ def message_request(body: bytes, limits: Limits) -> GenerationRequest:
 
 def count_request(body: bytes, limits: Limits) -> GenerationRequest:
     """Return the prompt in a body. Raises `InvalidRequest`."""
-    request: CountTokensRequest = _parsed(_parse_count, body, limits)
+    request: CountTokensRequest = _parse(_parse_count, body, limits)
     return _prompt(request, _offered(request))
 
 
-def _parsed(parse: BodyParser[Any], body: bytes, limits: Limits) -> Any:
+def _parse(parse: BodyParser[Any], body: bytes, limits: Limits) -> Any:
     """Parse a body. Raises `InvalidRequest`, which says what blocks there may be instead of another."""
     try:
         return parse(body, limits)

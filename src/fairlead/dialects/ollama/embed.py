@@ -18,7 +18,7 @@ from fairlead.dialects.ollama import shapes
 from fairlead.dialects.ollama.fields import KeepAlive, OllamaEnvelope
 from fairlead.dialects.ollama.reader import LineReader
 from fairlead.dialects.ollama.writer import OllamaErrors, statistics
-from fairlead.dialects.openai.common import encode, encoded
+from fairlead.dialects.openai.common import encode, encode_member
 from fairlead.dialects.openai.embeddings import MAX_INPUTS
 
 
@@ -91,7 +91,7 @@ class EmbedDialect(OllamaErrors, Dialect):
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the vectors in the order of their texts."""
-        vectors = [encoded(_scaled(_numbers(context, delta)[: context.options])) for delta in deltas]
+        vectors = [encode_member(_scale(_numbers(context, delta)[: context.options])) for delta in deltas]
         counts = statistics(context, TokenUsage(context.job.prompt_tokens, 0, 0, 0))
         shown = ("total_duration", "load_duration", "prompt_eval_count")
         return encode(
@@ -126,7 +126,7 @@ def _numbers(context: AnswerContext, delta: Delta) -> tuple[float, ...]:
     return struct.unpack(f"<{width}f", delta.vector)
 
 
-def _scaled(numbers: tuple[float, ...]) -> list[float]:
+def _scale(numbers: tuple[float, ...]) -> list[float]:
     # A zero vector has no direction and is not scaled.
     length = math.hypot(*numbers) or 1.0
     return [number / length for number in numbers]

@@ -157,12 +157,12 @@ class OllamaAnswer:
             case CallArguments(_, text):
                 self._call[1].append(text)
             case CallEnd(number):
-                return self._finished_call(number)
+                return self._finish_call(number)
             case AnswerEnd():
                 self._end = event
         return None
 
-    def _finished_call(self, number: int) -> dict[str, Any] | None:
+    def _finish_call(self, number: int) -> dict[str, Any] | None:
         """Return the call; None if its arguments are cut, as this dialect only has whole ones."""
         name, pieces = self._call
         text = "".join(pieces).strip() or "{}"

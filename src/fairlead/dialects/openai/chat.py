@@ -19,7 +19,7 @@ from fairlead.dialects.openai.common import (
     call_id,
     check_generation,
     encode,
-    encoded,
+    encode_member,
     stop_strings,
     token_limit,
     usage_of,
@@ -131,7 +131,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
             shapes.ChatChoice(
                 delta.index,
                 _message(context, delta),
-                encoded(chat_logprobs(tokenizer, delta.logprobs)) if has_logprobs else None,
+                encode_member(chat_logprobs(tokenizer, delta.logprobs)) if has_logprobs else None,
                 delta.finish_reason,
                 delta.stop_reason,
             )
@@ -139,7 +139,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         ]
         listed: Any = UNSET
         if job.sampling.prompt_logprobs is not None:
-            listed = encoded(prompt_logprobs(tokenizer, deltas[0].prompt_logprobs))
+            listed = encode_member(prompt_logprobs(tokenizer, deltas[0].prompt_logprobs))
         return encode(
             shapes.ChatCompletion(
                 id=job.id,

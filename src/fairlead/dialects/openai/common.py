@@ -34,7 +34,7 @@ MAX_STOP_STRINGS = 16
 encode = msgspec.json.Encoder().encode
 
 
-def encoded(value: object) -> Any:
+def encode_member(value: object) -> Any:
     """Return a member that is encoded already: one call for a whole long response would hold the GIL long."""
     return msgspec.Raw(encode(value))
 

@@ -21,7 +21,7 @@ from fairlead.dialects.openai.common import (
     StreamOptions,
     check_generation,
     encode,
-    encoded,
+    encode_member,
     prompts_of,
     stop_strings,
     usage_of,
@@ -148,9 +148,9 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
             listed: Any = UNSET
             if has_logprobs:
                 lists, _ = completion_logprobs(tokenizer, _scored(context, delta), offset=0)
-                logprobs = encoded(lists)
+                logprobs = encode_member(lists)
             if context.options.lists_prompt:
-                listed = encoded(prompt_logprobs(tokenizer, delta.prompt_logprobs))
+                listed = encode_member(prompt_logprobs(tokenizer, delta.prompt_logprobs))
             text = (texts[delta.index // job.n] if texts else "") + delta.text
             choices.append(
                 shapes.TextChoice(delta.index, text, logprobs, delta.finish_reason, delta.stop_reason, listed)

@@ -14,7 +14,7 @@ from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest
 from fairlead.dialects.fields import OF_ONE_KIND, CommonFields, NonEmpty, PositiveCount, Texts
-from fairlead.dialects.openai.common import OpenAIErrors, encode, encoded, prompt_usage, prompts_of
+from fairlead.dialects.openai.common import OpenAIErrors, encode, encode_member, prompt_usage, prompts_of
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.unserved import EMBEDDING, capturing, refuse_unserved
 
@@ -72,14 +72,14 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
             vector = delta.vector
             _check_width(vector, settings.width)
             if dimensions is not None and dimensions < settings.width:
-                vector = shortened(vector, dimensions, normalized=settings.normalized)
+                vector = shorten(vector, dimensions, normalized=settings.normalized)
             in_text = encoding_format == "base64"
-            written = b64encode(vector).decode() if in_text else encoded(_numbers(vector))
+            written = b64encode(vector).decode() if in_text else encode_member(_numbers(vector))
             data.append(shapes.TextVector("embedding", delta.index, written))
         return encode(shapes.EmbeddingList("list", data, job.model, prompt_usage(job)))
 
 
-def shortened(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:
+def shorten(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:
     """Return a vector's first `dimensions` numbers, scaled to length 1 again if it was normalized."""
     numbers = _numbers(vector[: 4 * dimensions])
     # A zero vector has no direction and is not scaled.

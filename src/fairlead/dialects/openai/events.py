@@ -184,19 +184,19 @@ class ChunkReader(EventReader[ChunkShape]):
         documents = [{**before, "choices": [choice]} for choice in choices[:-1]]
         documents.append({**document, "choices": choices[-1:]})
         try:
-            return [self._written_anew(event, each) for each in documents]
+            return [self._write_anew(event, each) for each in documents]
         except ValueError:
             return [event]
 
     def without_end(self, event: bytes) -> bytes:
         """Return an event without the finish reason of its choice."""
-        return self._changed(event, _remove_end) or event
+        return self._change(event, _remove_end) or event
 
     def only_end(self, event: bytes) -> bytes:
         """Return an event like this one in which the choice ends: as it says, or else by itself."""
-        return self._changed(event, _leave_only_end)
+        return self._change(event, _leave_only_end)
 
-    def _changed(self, event: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    def _change(self, event: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
         """Return an event with its choice changed; empty if it has none, or cannot be written anew."""
         document = self._document(event)
         choices = objects(document.get("choices"))
@@ -204,7 +204,7 @@ class ChunkReader(EventReader[ChunkShape]):
             return b""
         change(choices[0])
         try:
-            return self._written_anew(event, document)
+            return self._write_anew(event, document)
         except ValueError:
             return b""
 

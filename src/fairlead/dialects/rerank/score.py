@@ -8,7 +8,7 @@ from fairlead.base.config import Limits
 from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
-from fairlead.dialects.fields import TEXT_OR_TEXTS, CommonFields, NonEmpty, described
+from fairlead.dialects.fields import TEXT_OR_TEXTS, CommonFields, NonEmpty, describe_alternatives
 from fairlead.dialects.openai.common import OpenAIErrors, encode, prompt_usage
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.rerank.comparison import check_texts, scores_of
@@ -41,7 +41,7 @@ class ScoreDialect(OpenAIErrors, Dialect):
     """Scores, for embedding models and for those that score pairs. `options`: the number of first texts."""
 
     path = "/v1/score"
-    body_type = described(
+    body_type = describe_alternatives(
         ScoreRequest,
         {"text_1": TEXT_OR_TEXTS, "text_2": TEXT_OR_TEXTS},
         {"queries": TEXT_OR_TEXTS, "documents": TEXT_OR_TEXTS},

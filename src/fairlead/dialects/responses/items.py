@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from fairlead.base.errors import quoted
 from fairlead.dialects.body import invalid_field
-from fairlead.dialects.responses.tools import qualified
+from fairlead.dialects.responses.tools import qualify
 
 MAX_ITEMS = 16_384
 
@@ -120,7 +120,7 @@ class _Conversation:
 
     def _add_call(self, item: InputItem, at: str) -> None:
         function = {
-            "name": qualified(item.namespace, _required(item.name, f"{at}.name")),
+            "name": qualify(item.namespace, _required(item.name, f"{at}.name")),
             "arguments": _required(item.arguments, f"{at}.arguments"),
         }
         call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}

@@ -24,7 +24,7 @@ from fairlead.dialects.fields import (
     TokenLimit,
     TopLogprobs,
     UserName,
-    described,
+    describe_alternatives,
 )
 from fairlead.dialects.openai.common import (
     OpenAIErrors,
@@ -209,7 +209,9 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
 
     name = "responses"
     path = "/v1/responses"
-    body_type = described(ResponsesRequest, {"input": TEXT_OR_TEXTS}, {"previous_response_id": "string"})
+    body_type = describe_alternatives(
+        ResponsesRequest, {"input": TEXT_OR_TEXTS}, {"previous_response_id": "string"}
+    )
     answer_type = ResponseObject
     refused_fields = RESPONSES
     job_prefix = "resp_"  # LangChain continues only responses with this prefix

@@ -121,14 +121,14 @@ def offered_functions(tools: Sequence[FunctionTool]) -> list[OfferedFunction]:
             namespace = _required_name(tool.name, at)
             for number, member in enumerate(tool.tools or ()):
                 place = f"{at}.tools[{number}]"
-                name = qualified(namespace, _function_name(member, place))
+                name = qualify(namespace, _function_name(member, place))
                 offered.append(OfferedFunction(name, member, place, namespace))
         elif tool.type not in LEFT_OUT:
             offered.append(OfferedFunction(_function_name(tool, at), tool, at))
     return offered
 
 
-def qualified(namespace: str | None, name: str) -> str:
+def qualify(namespace: str | None, name: str) -> str:
     """Return the name of a function in the prompt."""
     return name if namespace is None else f"{namespace}{SEPARATOR}{name}"
 

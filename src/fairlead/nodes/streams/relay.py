@@ -42,7 +42,7 @@ _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def rewritten(body: bytes, model: str, filters: FiltersConfig | None = None) -> bytes:
+def rewrite_model(body: bytes, model: str, filters: FiltersConfig | None = None) -> bytes:
     """Return the body with the server's own name of the model, and with the filters applied.
 
     The bytes of every other value stay as they are. Raises `InvalidRequest` if it is not a JSON object.
@@ -105,7 +105,7 @@ async def relay(
     if request.media is not None:
         await _relay_media(upstream, request, request.media, sink, headers, model=model, filters=filters)
         return
-    body = rewritten(target.body, model, filters)
+    body = rewrite_model(target.body, model, filters)
     if target is request:
         headers.update(request.headers)
     stream_type = _stream_type(target)
@@ -141,7 +141,7 @@ async def _relay_media(
     elif media.method == "GET":
         path = with_model(path, model)
     else:
-        body = rewritten(request.body, model, filters)
+        body = rewrite_model(request.body, model, filters)
     headers = headers if media.method == "GET" else {**headers, "Content-Type": kind}
     async with upstream.exchange(
         media.method, path, body, accept=media.accept or "*/*", headers=headers

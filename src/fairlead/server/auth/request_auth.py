@@ -125,7 +125,7 @@ class RequestAuth:
         is_forwarded = request.is_forwarded and not self._authenticator.has_keys
         self._origins.check(request.headers, strict=True, is_forwarded=is_forwarded)
 
-    def refused(self, request: Request, error: FairleadError) -> None:
+    def log_refusal(self, request: Request, error: FairleadError) -> None:
         """Count and log a request that was refused before it became a job. The gateway accounts for jobs."""
         if request.is_job:
             return

@@ -97,7 +97,7 @@ class Document:
             if key_node.value == "<<" and key_node.style is None:
                 self._merge(value_node, path, merged)
                 continue
-            key = self._substituted(key_node.value, path)
+            key = self._substitute(key_node.value, path)
             inner = (*path, key)
             if key in own:
                 line = key_node.start_mark.line + 1
@@ -117,7 +117,7 @@ class Document:
                 merged.setdefault(key, value)
 
     def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
-        text = self._substituted(node.value, path)
+        text = self._substitute(node.value, path)
         if node.style is not None and node.tag in (_STANDARD + "str", "!"):
             return text
         value = self._plain(text, path)
@@ -141,7 +141,7 @@ class Document:
             return 0.0
         return text
 
-    def _substituted(self, text: str, path: KeyPath) -> str:
+    def _substitute(self, text: str, path: KeyPath) -> str:
         def value_of(found: re.Match[str]) -> str:
             name = found[1]
             if not self._environment.get(name):

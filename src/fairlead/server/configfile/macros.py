@@ -75,8 +75,8 @@ class Expansion:
                 continue
             path = ("models", name)
             own = self._defined(model.get("macros"), (*path, "macros"))
-            body = _prepared(model)
-            body = self._substitute_in_model(body, _merged(name, everywhere, own), path)
+            body = _prepare(model)
+            body = self._substitute_in_model(body, _merge(name, everywhere, own), path)
             uses_port = PORT_MACRO in str(body.get("cmd", ""))
             if body.get("cmd") is not None and not uses_port and model.get("proxy") is None:
                 uses_port = self._add_port_variable(body, path)
@@ -226,7 +226,7 @@ def _ports_in_use(models: Iterable[Any]) -> set[int]:
     return ports
 
 
-def _prepared(model: dict[str, Any]) -> dict[str, Any]:
+def _prepare(model: dict[str, Any]) -> dict[str, Any]:
     """Remove `macros`, and comments in commands, before a macro in them can become part of a command."""
     prepared = {key: value for key, value in model.items() if key != "macros"}
     for key in ("cmd", "cmdStop"):
@@ -238,7 +238,7 @@ def _prepared(model: dict[str, Any]) -> dict[str, Any]:
     return prepared
 
 
-def _merged(model: str, everywhere: Macros, own: Macros) -> Macros:
+def _merge(model: str, everywhere: Macros, own: Macros) -> Macros:
     """Return the macros of a model, in order; its own replace those of the same name."""
     merged: dict[str, Macro] = {"MODEL_ID": model, **dict(everywhere)}
     merged.update(own)

@@ -11,16 +11,17 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
 from fairlead.base.config import UNIX_PREFIX
 from fairlead.base.telemetry import streams
-from fairlead.server.console.notify import notify
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -80,7 +81,7 @@ class PlainAnnouncer:
         """Print that the server is stopping, and notify the service manager."""
         self._clear()
         print("Fairlead is stopping.", file=sys.stderr, flush=True)
-        notify("STOPPING=1")
+        _notify("STOPPING=1")
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +111,7 @@ class LogAnnouncer(PlainAnnouncer):
 
     def stopping(self) -> None:
         """Notify the service manager; the server itself logs the signal."""
-        notify("STOPPING=1")
+        _notify("STOPPING=1")
 
     def _show_loading(self, model: str, tenths: int | None, stage: str) -> None:
         percent = {} if tenths is None else {"percent": tenths * 10}
@@ -201,7 +202,7 @@ def _logger() -> "FilteringBoundLogger":
 
 
 def _notify_ready(url: str, models: Sequence[str]) -> None:
-    notify("READY=1", f"STATUS=serving {', '.join(models)} at {url}")
+    _notify("READY=1", f"STATUS=serving {', '.join(models)} at {url}")
 
 
 def _progress() -> "Progress":
@@ -232,3 +233,19 @@ def _curl_hint(url: str, model: str, *, key_needed: bool) -> str:
     if url.startswith(UNIX_PREFIX):
         url = f"--unix-socket {shlex.quote(url.removeprefix(UNIX_PREFIX))} http://localhost"
     return f"Try it: curl {url}/v1/chat/completions {key}--json {shlex.quote(json.dumps(question))}"
+
+
+def _notify(*words: str) -> None:
+    """Send states to systemd (`Type=notify`), such as `READY=1` or `STATUS=…`, as sd_notify(3) describes.
+
+    Nothing is sent without NOTIFY_SOCKET in the environment. Errors are ignored: a service manager that does
+    not listen must not stop the server.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address or not hasattr(socket, "AF_UNIX"):
+        return
+    if address.startswith("@"):  # Linux's abstract socket names
+        address = "\0" + address[1:]
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        to.connect(address)
+        to.send("\n".join(words).encode())

@@ -114,7 +114,7 @@ class AnswerView:
         for call in self._calls.values():
             if self._is_begun:
                 self._end_line()
-            self._write(described_call(call.name, call.arguments))
+            self._write(describe_call(call.name, call.arguments))
         self._calls.clear()
 
     def _write(self, text: str) -> None:
@@ -127,7 +127,7 @@ class AnswerView:
             self._write("\n")
 
 
-def described_call(name: str, arguments: str) -> str:
+def describe_call(name: str, arguments: str) -> str:
     """Return lines with the function's name and each argument; a text of several lines is a block of its own.
 
     Arguments that are not a JSON object are shown as they are.
@@ -148,7 +148,7 @@ def described_call(name: str, arguments: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def dimmed(text: str) -> None:
+def write_dimmed(text: str) -> None:
     """Write a text of a model to standard output, dimmed."""
     Console().print(Text(text.translate(_CONTROLS).strip(), "dim"))
 

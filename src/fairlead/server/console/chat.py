@@ -173,10 +173,10 @@ class _Conversation:
             self._history += question, Message("assistant", view.text)
 
     def _show_reasoning(self) -> None:
-        from fairlead.server.console.answer_view import dimmed
+        from fairlead.server.console.answer_view import write_dimmed
 
         if self._reasoning:
-            dimmed(self._reasoning)
+            write_dimmed(self._reasoning)
         else:
             print("The last answer has no reasoning.")
 

@@ -128,7 +128,7 @@ def _reason(body: bytes) -> str:
     return " ".join((error if isinstance(error, str) else error.message).split())
 
 
-async def timed_request(
+async def time_request(
     connection: LoadConnection, path: str, body: object, *, timeout_s: float
 ) -> TimedAnswer:
     """Send one streaming request and time its answer. Failures are recorded in it.

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from fairlead.server.load.client import LoadConnection, RequestFailedError, TimedAnswer, timed_request
+from fairlead.server.load.client import LoadConnection, RequestFailedError, TimedAnswer, time_request
 from fairlead.server.load.report import Level, summarize
 
 TEXT = (
@@ -151,7 +151,7 @@ async def _load(
         for number, prompt in remaining:
             body = options.body(prompt, tenant=number % max(1, options.tenants))
             try:
-                answer = await timed_request(connection, options.path, body, timeout_s=options.timeout_s)
+                answer = await time_request(connection, options.path, body, timeout_s=options.timeout_s)
             except RequestFailedError as error:
                 refusals.append(error)
                 nursery.cancel_scope.cancel()

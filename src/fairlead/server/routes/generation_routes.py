@@ -130,7 +130,7 @@ class _Exchange:
 
     def _refusal(self, raised: Exception) -> Response:
         error = public_error(raised)
-        self._auth.refused(self._request, error)
+        self._auth.log_refusal(self._request, error)
         response = error_response(raised, self._error_formats.of(self._request.path), error)
         # The traceback's frames refer to the body, and, if a thread raised the error, to the error itself.
         # The body of every refused request would stay in memory until the cycle collector runs.

@@ -26,7 +26,7 @@ from fairlead.generation.job_service import AnswerNotes
 from fairlead.language.text.model import Task
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.nodes.streams.passthrough import decode_head
-from fairlead.nodes.streams.relay import rewritten
+from fairlead.nodes.streams.relay import rewrite_model
 from fairlead.server.auth.cors import Cors
 from fairlead.server.routes.answers import EVENT_HEADERS, answer_headers
 from fairlead.server.routes.request import Request, Response
@@ -73,7 +73,7 @@ class MediaRoutes:
         caller = self._reader.identify(request, fields)
         model, requested = self._find(caller, fields.model)
         if form is None and requested != fields.model:
-            body = rewritten(body, requested)
+            body = rewrite_model(body, requested)
         media = Media("POST", request.headers.get("Accept", ""), form, requested)
         path = VERSION + request.path.removeprefix(VERSION)
         return await self._answer(caller, model, Relay(path, body, media=media))
@@ -182,7 +182,7 @@ class MediaAnswer:
         return piece
 
 
-def described_form(*files: str) -> Any:
+def describe_form(*files: str) -> Any:
     """Return the schema of a form with these files for `/openapi.json`."""
     properties: dict[str, Any] = {"model": {"type": "string"}}
     properties |= {name: {"type": "string", "format": "binary"} for name in files}

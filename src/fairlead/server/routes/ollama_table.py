@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from fairlead.dialects import shapes
-from fairlead.dialects.fields import described
+from fairlead.dialects.fields import describe_alternatives
 from fairlead.dialects.ollama import shapes as ollama_shapes
 from fairlead.server.routes.ollama import CHAT, EMBED, EMBEDDINGS, GENERATE, OllamaRoutes, ShowModelRequest
 from fairlead.server.routes.route import Permission, Route, dialect_route, group
@@ -39,7 +39,7 @@ OLLAMA_ROUTES = tuple(
             view=OllamaRoutes.show,
             permission=Permission.KEY,
             summary="Describe a model, by its name or an alias.",
-            body=described(ShowModelRequest, {"model": "string"}, {"name": "string"}),
+            body=describe_alternatives(ShowModelRequest, {"model": "string"}, {"name": "string"}),
             answer=ollama_shapes.OllamaShown,
             errors=(404,),
         ),

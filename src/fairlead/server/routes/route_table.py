@@ -27,7 +27,7 @@ from fairlead.server.routes import schemas
 from fairlead.server.routes.admin import Admin
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
-from fairlead.server.routes.media import MediaBody, MediaRoutes, described_form
+from fairlead.server.routes.media import MediaBody, MediaRoutes, describe_form
 from fairlead.server.routes.metrics import Metrics
 from fairlead.server.routes.models import ModelRoutes
 from fairlead.server.routes.ollama_table import OLLAMA_ROUTES
@@ -94,12 +94,12 @@ _MEDIA = group(
     _media(
         path="/v1/audio/transcriptions",
         summary="Transcribe speech.",
-        form=described_form("file"),
+        form=describe_form("file"),
     ),
     _media(
         path="/v1/audio/translations",
         summary="Transcribe speech, in English.",
-        form=described_form("file"),
+        form=describe_form("file"),
     ),
     _media(path="/v1/audio/speech", summary="Speak a text."),
     _get(
@@ -116,12 +116,12 @@ _MEDIA = group(
     _media(
         path="/v1/images/edits",
         summary="Edit images.",
-        form=described_form("image", "mask"),
+        form=describe_form("image", "mask"),
     ),
     _media(
         path="/v1/images/variations",
         summary="Generate variations of an image.",
-        form=described_form("image"),
+        form=describe_form("image"),
     ),
     _media(path="/v1/moderations", summary="Classify texts that may be harmful."),
 )

@@ -183,7 +183,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
 
     async def _fail(self, error: Exception) -> QuartResponse:
         public = public_error(error)
-        self._auth.refused(g.request, public)
+        self._auth.log_refusal(g.request, public)
         response = error_response(error, self._error_formats.of(g.request.path), public)
         error.__traceback__ = None  # as in `GenerationRoutes`
         return quart_response(response)

@@ -10,7 +10,7 @@ import trio
 from fairlead.base.config import SpecialTokens
 from fairlead.base.errors import ContextLengthExceeded
 from fairlead.dialects.body import BodyParser, invalid_field
-from fairlead.dialects.fields import TemplateVariables, TokenId, described
+from fairlead.dialects.fields import TemplateVariables, TokenId, describe_alternatives
 from fairlead.dialects.openai.messages import Messages, Tools, template_messages, template_tools
 from fairlead.dialects.shapes import Detokenized, Tokenized
 from fairlead.dialects.unserved import TOKENIZE, capturing, refuse_unserved
@@ -48,7 +48,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-DescribedTokenizeRequest = described(TokenizeRequest, {"prompt": "string"}, {"messages": "array"})
+DescribedTokenizeRequest = describe_alternatives(TokenizeRequest, {"prompt": "string"}, {"messages": "array"})
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class Tokens:
         chars = caller.body_bytes if parsed.prompt is None else len(parsed.prompt)
         estimate = chars // USUAL_CHARS_PER_TOKEN
         async with self._jobs.charge(caller, estimate, "prompt", is_estimate=True) as charge:
-            body, tokens = await self._jobs.offload.in_turn(caller, _tokenized, model, parsed)
+            body, tokens = await self._jobs.offload.in_turn(caller, _tokenize, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
 
@@ -91,7 +91,7 @@ class Tokens:
         if len(parsed.tokens) > model.max_model_len:
             raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
         async with self._jobs.charge(caller, len(parsed.tokens), "tokens"):
-            body = await self._jobs.offload.in_turn(caller, _detokenized, model, parsed.tokens)
+            body = await self._jobs.offload.in_turn(caller, _detokenize, model, parsed.tokens)
         return json_response(body)
 
 
@@ -107,7 +107,7 @@ def _check(request: TokenizeRequest) -> None:
         raise invalid_field("add_special_tokens", reason)
 
 
-def _tokenized(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
+def _tokenize(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
     """Return the response in JSON, and its number of tokens. Raises `InvalidRequest`."""
     if request.messages is not None:
         tokens = model.encode_chat(
@@ -131,7 +131,7 @@ def _tokenized(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
     return _encode(Tokenized(len(tokens), model.max_model_len, tokens, texts)), len(tokens)
 
 
-def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
+def _detokenize(model: TextModel, tokens: list[int]) -> bytes:
     """Return the response in JSON. Raises `InvalidRequest`."""
     model.check_token_ids(tokens, param="tokens")
     return _encode(Detokenized(model.tokenizer.decode(tokens, skip_special_tokens=False)))
