@@ -149,8 +149,8 @@ def test_error_for_a_broken_gguf_in_a_configuration_names_it(capsys, tmp_path):
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     file = tmp_path / "fairlead.yaml"
     file.write_text("models:\n  m: {path: small.gguf}\n")
-    assert main(["config", "check", str(file)]) == 1
-    assert "small.gguf: its beginning reaches beyond the end of the file" in capsys.readouterr().err
+    assert main(["config", "check", str(file)]) == 2
+    assert "small.gguf: its beginning reaches beyond the end of the file" in capsys.readouterr().out
 
 
 def test_error_for_a_gguf_path_without_a_server_says_what_is_missing(unreachable_url, capsys, monkeypatch):

@@ -10,7 +10,7 @@ import glob
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,20 +63,36 @@ def find_local(model: str | os.PathLike[str]) -> Path | None:
         return None
     if (named := _named(model)) is None:
         return None
-    import huggingface_hub  # slow to import
-    from huggingface_hub import errors
+    from huggingface_hub import errors  # slow to import
 
+    name, file, revision = named["name"], named["file"], named["revision"]
+    if file is None:
+        try:
+            return _downloaded(_cached(name, revision, _ALLOW_PATTERNS), None)
+        except errors.LocalEntryNotFoundError:  # not there, or only some of it, as of a repository of GGUFs
+            pass
+        except (errors.HFValidationError, LoadFailed):
+            return None
     try:
-        found = huggingface_hub.snapshot_download(
-            named["name"],
-            revision=named["revision"],
-            allow_patterns=[*_ALLOW_PATTERNS, "*.gguf"],
+        folder = _cached(name, revision, [])
+        return _downloaded(folder, file) if file is not None or has_only_gguf(folder) else None
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError, LoadFailed):
+        return None
+
+
+def _cached(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """Return the folder of a repository in the cache, which must have all files that match the patterns."""
+    import huggingface_hub
+
+    return Path(
+        huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=[*patterns, "/"],  # no file has that name; without a pattern, all would match
             ignore_patterns=_IGNORE_PATTERNS,
             local_files_only=True,
         )
-        return _downloaded(Path(found), named["file"])
-    except (errors.LocalEntryNotFoundError, errors.HFValidationError, LoadFailed):
-        return None
+    )
 
 
 def _local(path: Path) -> Path | None:
@@ -151,13 +167,18 @@ class _Wanted(NamedTuple):
 
 
 def _wanted(name: str, file: str | None, revision: str | None) -> _Wanted:
-    """Return which files of a repository to download. Raises `LoadFailed` if there are no weights."""
+    """Return which files of a repository to download. Raises `LoadFailed` if there are no weights.
+
+    Without the hub, these are the files that are there already.
+    """
     import huggingface_hub
 
     try:
         information = huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True)
     except Exception:  # noqa: BLE001  the download raises it again, or only reads the cache
-        return _Wanted([*_ALLOW_PATTERNS, "*.gguf"] if file else _ALLOW_PATTERNS, _IGNORE_PATTERNS, None)
+        id_ = f"{name}{f':{file}' if file else ''}{f'@{revision}' if revision else ''}"
+        found = find_local(id_)
+        return _Wanted(["/"] if found is not None else _ALLOW_PATTERNS, _IGNORE_PATTERNS, None)
     sizes = {each.rfilename: each.size or 0 for each in information.siblings or ()}
     files = {each: size for each, size in sizes.items() if _matches(each, _ALLOW_PATTERNS)}
     files = {each: size for each, size in files.items() if not _matches(each, _IGNORE_PATTERNS)}
