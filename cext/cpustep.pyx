@@ -7,15 +7,16 @@ checkpoints, sequences, samplers or torch. Every argument that becomes an addres
 raises ValueError before anything has changed. A step runs without the GIL; a model runs one step at a time.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint16_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
 from libc.stdlib cimport calloc, malloc
 from libc.string cimport memcpy
 
 from cpustep.arguments cimport integer, number, read_choice, read_masks, read_step
 from cpustep.declarations cimport (
-    BFLOAT16, BLOCK, FLOAT32, GROUPS_AT_MOST, HEAD_AT_MOST, ROPES_AT_MOST, THREADS_AT_MOST, Choice, Format, Kernels,
-    Layer, Model, Shape, Step, Tensor, c_read_rate, check_step, choose_tokens, find_format, find_kernels, find_tensor,
-    free_model, lay_out_cache, lay_out_weights, lay_out_work, list_kernels, pack_matrix, pack_vector, padded, plan_step,
+    BFLOAT16, BLOCK, FLOAT32, FORMATS, GROUPS_AT_MOST, HEAD_AT_MOST, ROPES_AT_MOST, THREADS_AT_MOST, Choice, Format, Kernels,
+    Layer, Model, Shape, Step, Tensor, c_read_rate, check_step, choose_tokens, find_format, find_kernels, find_matrix_format,
+    find_tensor,
+    free_model, lay_out_cache, lay_out_weights, lay_out_work, list_kernels, pack_matrix, pack_vector, padded, plan_step, row_bytes,
     release_blocks, run_step, tensor_name,
 )
 
@@ -44,26 +45,35 @@ cdef const Kernels *kernels_of(dtype, variant) except NULL:
 
 
 def formats(dtype, variant=None):
-    """Return the formats in which these kernels read weights; the first, "none", is the dtype itself."""
-    return format_names(kernels_of(dtype, variant))
+    """Return the formats that numbers are packed in; the first, "none", is the dtype itself."""
+    return format_names(kernels_of(dtype, variant), False)
 
 
-cdef format_names(const Kernels *kernels):
+def stored_formats(dtype, variant=None):
+    """Return the formats that rows are packed in as a checkpoint has them, by ggml's names in small letters."""
+    return format_names(kernels_of(dtype, variant), True)
+
+
+cdef format_names(const Kernels *kernels, bint stored):
+    cdef int index = 0
     names = []
-    while kernels.formats[<int> len(names)] != NULL:
-        names.append(kernels.formats[<int> len(names)].name.decode())
+    while kernels.formats[index] != NULL:
+        if (kernels.formats[index].stored != NULL) == stored:
+            names.append(kernels.formats[index].name.decode())
+        index += 1
     return tuple(names)
 
 
-cdef const Format *format_of(const Kernels *kernels, quantization) except NULL:
+cdef const Format *format_of(const Kernels *kernels, quantization, bint stored=False) except NULL:
     cdef const Format *format = NULL
     if quantization is None:
         quantization = "none"
     if isinstance(quantization, str):
         name = quantization.encode()
         format = find_format(kernels, name)
-    if format == NULL:
-        raise ValueError(f"quantization: {quantization!r} is not one of {', '.join(format_names(kernels))}")
+    if format == NULL or (format.stored != NULL) != stored:
+        names = ", ".join(format_names(kernels, stored))
+        raise ValueError(f"{'stored' if stored else 'quantization'}: {quantization!r} is not one of {names}")
     return format
 
 
@@ -122,6 +132,8 @@ cdef class CpuModel:
     `ropes`: by rotary variant, the radians a position of each channel pair, float32, and a factor of cosine
     and sine; the first 2 · len channels of a head rotate. `layer_groups`, `layer_ropes`: indices by layer.
     `quantization`: one of `formats`, in which all matrices are kept; None: as "none", in the model's dtype.
+    `stored`: by (layer or None, name), the one of `stored_formats` in which a matrix comes and is kept. Gate and up
+    of a layer have the same. Queries, keys and values may differ if the first two have whole panels of 32 rows.
     """
 
     cdef Model model
@@ -135,7 +147,7 @@ cdef class CpuModel:
                   norm_epsilon, ropes, windows=(None,), layer_groups=None, layer_ropes=None, tied=False, qkv_bias=False,
                   output_bias=False, mlp_bias=False, query_key_norm=False, post_norms=False, gelu=False,
                   embedding_scale=1.0, attention_scale=None, attention_cap=0.0, logit_cap=0.0, threads=1,
-                  max_batched_tokens=512, variant=None, quantization=None):
+                  max_batched_tokens=512, variant=None, quantization=None, stored=None):
         cdef Model *model = &self.model
         cdef Shape *shape = &model.shape
         cdef Tensor tensor
@@ -167,7 +179,6 @@ cdef class CpuModel:
         shape.tokens_at_most = integer("max_batched_tokens", max_batched_tokens, 1, 1 << 16)
         model.kernels = kernels_of(dtype, variant)
         self.variant = model.kernels.name.decode()
-        model.format = format_of(model.kernels, quantization)
         model.element = sizeof(float) if shape.dtype == FLOAT32 else sizeof(uint16_t)
         model.page_bytes = model.element * BLOCK * padded(shape.head_dim)
         self._set_groups(windows, ropes)
@@ -175,6 +186,7 @@ cdef class CpuModel:
         if model.layers == NULL:
             raise MemoryError
         self._set_layers(layer_groups, layer_ropes)
+        self._set_formats(quantization, {} if stored is None else stored)
         if lay_out_weights(model) or lay_out_work(model):
             raise MemoryError(f"{model.weights_bytes + model.work_bytes} bytes for weights and buffers")
         self.packed = {}
@@ -216,6 +228,31 @@ cdef class CpuModel:
         for layer in range(shape.layers):
             self.model.layers[<int> layer].group = integer("layer_groups", groups[layer], 0, shape.groups - 1)
             self.model.layers[<int> layer].rope = integer("layer_ropes", ropes[layer], 0, shape.ropes - 1)
+
+    cdef _set_formats(self, quantization, stored):
+        cdef Shape *shape = &self.model.shape
+        cdef const Format *common = format_of(self.model.kernels, quantization)
+        cdef const Format **at
+        cdef const Format **formats
+        cdef int layer, index
+        self.model.embedding_format = self.model.head_format = common
+        for layer in range(shape.layers):
+            for index in range(FORMATS):
+                self.model.layers[layer].formats[index] = common
+        for (key, name), form in stored.items():
+            encoded = name.encode()
+            layer = -1 if key is None else integer("stored", key, 0, shape.layers - 1)
+            if not find_matrix_format(&self.model, layer, encoded, &at):
+                raise ValueError(f"stored: this model has no matrix {name} in {'it' if key is None else f'layer {key}'}")
+            at[0] = format_of(self.model.kernels, form, True)
+        for layer in range(shape.layers):
+            if (stored.get((layer, "gate")) != stored.get((layer, "up"))):
+                raise ValueError(f"stored: gate and up of layer {layer} differ")
+            formats = self.model.layers[layer].formats
+            if (formats[0] != formats[1] or formats[0] != formats[2]) and (
+                shape.heads * shape.head_dim % 32 or shape.kv_heads * shape.head_dim % 32
+            ):
+                raise ValueError(f"stored: query, key and value of layer {layer} differ, and have no whole panels")
 
     cdef Tensor _tensor(self, layer, name) except *:
         cdef Tensor tensor
@@ -265,12 +302,14 @@ cdef class CpuModel:
     def pack(self, name, buffer, *, layer=None):
         """Copy the next rows of a matrix, [rows, inputs], or a whole vector, [size]; `buffer` is not kept.
 
-        A matrix is in the model's dtype (bfloat16 as uint16) and may come in several pieces, from the first
+        A matrix is in the model's dtype (bfloat16 as uint16), or blocks [rows, bytes] of uint8 if it was named in
+        `stored`. It may come in several pieces, from the first
         row on; a vector is float32. ValueError: a name that this model does not have, more rows than are
         missing, another shape, or a number that is infinite or NaN.
         """
         cdef const uint16_t[:, ::1] halves
         cdef const float[:, ::1] floats
+        cdef const uint8_t[:, ::1] blocks
         cdef const float[::1] vector
         cdef const void *source = NULL
         cdef Tensor tensor
@@ -292,7 +331,15 @@ cdef class CpuModel:
                     raise ValueError(f"{where}: the number at {bad} is {vector[bad]}")
                 self.packed[key] = tensor.rows
                 return
-            if self.model.shape.dtype == BFLOAT16:
+            inputs = tensor.inputs
+            if tensor.matrix.format.stored != NULL:
+                blocks = buffer
+                rows = blocks.shape[0]
+                if blocks.shape[1] != <Py_ssize_t> row_bytes(&self.model, &tensor):
+                    raise ValueError(f"{where}: rows of {blocks.shape[1]} bytes, expected {row_bytes(&self.model, &tensor)}")
+                if rows:
+                    source = &blocks[0, 0]
+            elif self.model.shape.dtype == BFLOAT16:
                 halves = buffer
                 rows, inputs = halves.shape[0], halves.shape[1]
                 if rows and inputs:

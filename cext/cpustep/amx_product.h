@@ -67,10 +67,11 @@ ALWAYS void finish_some(const int kind, const Product *p, Ripe *ripe, int rows)
 ALWAYS void finish_rest(const int kind, const Product *p, Ripe *ripe) { finish_some(kind, p, ripe, 32); }
 
 /* Unpack a block into two tiles, and prefetch weights that are read later. */
-ALWAYS void unpack_block(const Format *format, const char *from, bf16 *to)
+ALWAYS void unpack_block(const Format *format, const char *panel, int depth, int block, bf16 *to)
 {
+    const char *from = panel + block * format->block_bytes;
     for (size_t i = 0; i < format->block_bytes; i += 64) _mm_prefetch(from + AHEAD_PACKED + i, _MM_HINT_T0);
-    format->unpack(format, from, to);
+    format->unpack(format, panel, depth, block, to);
 }
 
 /* Multiply up to 32 rows: the weights are read once, at memory bandwidth. `T`: the number of tiles of rows.
@@ -80,8 +81,8 @@ ALWAYS void few_rows(const int kind, const int packed, const int T, const Produc
 {
     int blocks = p->depth / 32, height = p->rows < 16 ? p->rows : 16, share = (p->rows + blocks - 1) / blocks;
     const Format *format = p->weight.format;
-    const char *coming = panel_at(&p->weight, p->depth, panel);
-    const bf16 *w = (const bf16 *)coming, *a = p->input;
+    const char *packed_panel = panel_at(&p->weight, p->depth, panel);
+    const bf16 *w = (const bf16 *)packed_panel, *a = p->input;
     const bf16 *a1 = a + 16L * p->depth;
     _tile_zero(0);
     _tile_zero(1);
@@ -89,12 +90,12 @@ ALWAYS void few_rows(const int kind, const int packed, const int T, const Produc
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int block = 0; packed && block < LEAD && block < blocks; block++, coming += format->block_bytes)
-        unpack_block(format, coming, ring + block * 2 * TILE);
+    for (int block = 0; packed && block < LEAD && block < blocks; block++)
+        unpack_block(format, packed_panel, p->depth, block, ring + block * 2 * TILE);
     for (int block = 0; block < blocks; block++, w += 2 * TILE, a += height * 32, a1 += 16 * 32) {
         if (packed) {
-            if (block + LEAD < blocks) unpack_block(format, coming, ring + (block + LEAD) % RING * 2 * TILE);
-            coming += format->block_bytes;
+            if (block + LEAD < blocks)
+                unpack_block(format, packed_panel, p->depth, block + LEAD, ring + (block + LEAD) % RING * 2 * TILE);
             w = ring + block % RING * 2 * TILE;
         } else {
             prefetch_panels(T, w);
@@ -124,6 +125,8 @@ ALWAYS void few_rows(const int kind, const int packed, const int T, const Produc
  * they are packed, they are unpacked into `to` at the rate of so many lines of `to`, until `left` is 0. */
 typedef struct {
     const Format *format;
+    const char *panel; /* of `depth` inputs; packed: `block` is next */
+    int depth, block;
     const char *from;
     long then; /* packed: the distance from `from` to the weights after these, which are prefetched */
     bf16 *to;
@@ -135,7 +138,7 @@ ALWAYS void unpack_next(Coming *coming)
 {
     size_t bytes = coming->format->block_bytes;
     for (size_t i = 0; i < bytes; i += 64) _mm_prefetch(coming->from + coming->then + i, _MM_HINT_T1);
-    coming->format->unpack(coming->format, coming->from, coming->to);
+    coming->format->unpack(coming->format, coming->panel, coming->depth, coming->block++, coming->to);
     coming->from += bytes;
     coming->to += 2 * TILE;
     coming->left--;
@@ -207,7 +210,9 @@ ALWAYS void multiply_part_by_part(const int kind, const int packed, const Produc
     if (parts == 0) parts = 1;
     int buffer = 0; /* which of the two buffers is in use */
     Coming coming = {.format = format,
-                     .from = p->weight.panels + first_panel * bytes_of_panel,
+                     .panel = panel_at(&p->weight, p->depth, first_panel),
+                     .depth = p->depth,
+                     .from = panel_at(&p->weight, p->depth, first_panel),
                      .to = room,
                      .left = blocks / parts,
                      .lines = lines};
@@ -216,10 +221,11 @@ ALWAYS void multiply_part_by_part(const int kind, const int packed, const Produc
         int block = blocks * part / parts, end = blocks * (part + 1) / parts;
         float(*at)[256] = sums;
         for (int panel = first_panel; panel < last_panel; panel++) {
-            const bf16 *w = (const bf16 *)(p->weight.panels + panel * bytes_of_panel + block * block_bytes);
+            const bf16 *w = (const bf16 *)(panel_at(&p->weight, p->depth, panel) + block * block_bytes);
             int follows = panel + 1 < last_panel, next = follows ? block : end % blocks;
-            long next_at = (follows ? panel + 1 : first_panel) * bytes_of_panel + next * block_bytes;
-            coming.from = p->weight.panels + next_at;
+            coming.panel = panel_at(&p->weight, p->depth, follows ? panel + 1 : first_panel);
+            coming.block = next;
+            coming.from = coming.panel + next * block_bytes;
             if (packed) {
                 w = room + buffer * BLOCKS_AT_MOST * 2 * TILE;
                 buffer ^= 1;

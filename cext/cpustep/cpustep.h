@@ -71,37 +71,51 @@ typedef struct {
 
 /* The matrices and vectors of a layer. Biases are in the order of the matrices. */
 enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
+enum { QUERY_FORMAT, KEY_FORMAT, VALUE_FORMAT, OUTPUT_FORMAT, GATE_UP_FORMAT, DOWN_FORMAT, FORMATS };
 enum { ATTENTION_NORM, QUERY_NORM, KEY_NORM, POST_ATTENTION_NORM, MLP_NORM, POST_MLP_NORM, NORMS };
 enum { QKV_BIAS = NORMS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, VECTORS };
 
-/* How a matrix is kept. Each panel has its blocks, one for each 32 inputs, and then a tail. */
+struct Layout;
+
+/* How a matrix is kept. Each panel has its blocks, one for each 32 inputs, then what 256 inputs share, then a tail. */
 typedef struct Format {
     const char *name;   /* as the argument `quantization` names it; "none": the kernels' own order */
-    size_t block_bytes; /* of a block; a multiple of 64, as is `tail_bytes` */
-    size_t tail_bytes;  /* of a panel after its blocks */
+    size_t block_bytes; /* of a block; a multiple of 32 */
+    size_t shared_bytes; /* after the blocks, for each 256 inputs; a multiple of 64, as is `tail_bytes` */
+    size_t tail_bytes;  /* of a panel after all that */
     int scaled;         /* the tail begins with a float for each output, which multiplies the output's sums */
-    /* Copies `rows` rows [rows, inputs] of the dtype into panels; `first` and `half`: see `position_of`. Returns
-     * −1, or the index of a number that is infinite or NaN. */
+    /* Copies `rows` rows [rows, inputs] into panels; `first` and `half`: see `position_of`. They are numbers of the
+     * dtype, or blocks if there is `stored`. Returns −1, or the index of a number that is infinite or NaN. */
     int64_t (*pack)(const struct Format *, char *panels, const void *source, int rows, int inputs, int first, int half);
-    /* Writes a block in the kernels' own order. NULL: it is in that order already. */
-    void (*unpack)(const struct Format *, const char *block, void *numbers);
+    /* Writes a block of a panel in the kernels' own order. NULL: it is in that order already. */
+    void (*unpack)(const struct Format *, const char *panel, int depth, int block, void *numbers);
     const float *codebook; /* the value of each code, for the functions above; NULL: codes are numbers */
+    const struct Layout *stored; /* of blocks that a checkpoint has in this format; NULL: it is made of numbers */
 } Format;
 
-typedef struct {
+/* A matrix, or some of its panels: queries, keys and values may have formats of their own. */
+typedef struct Matrix {
     const Format *format;
-    char *panels; /* NULL: this model has no such matrix */
+    char *panels;              /* NULL: this model has no such matrix */
+    int first, end;            /* the panels of these, `end` excluded */
+    const struct Matrix *next; /* the panels from `end` on; NULL: there are none */
 } Matrix;
 
 /* Return the bytes of a panel of `depth` inputs, a multiple of 32. */
 static inline size_t panel_bytes(const Format *format, int depth)
 {
-    return depth / 32 * format->block_bytes + format->tail_bytes;
+    return depth / 32 * format->block_bytes + (depth + 255) / 256 * format->shared_bytes + format->tail_bytes;
+}
+
+/* Return what the 256 inputs of a block share. */
+static inline const char *shared_at(const Format *format, const char *panel, int depth, int block)
+{
+    return panel + depth / 32 * format->block_bytes + block / 8 * format->shared_bytes;
 }
 
 static inline char *panel_at(const Matrix *matrix, int depth, long panel)
 {
-    return matrix->panels + panel * panel_bytes(matrix->format, depth);
+    return matrix->panels + (panel - matrix->first) * panel_bytes(matrix->format, depth);
 }
 
 /* Return the factors of a panel's 32 outputs; NULL: all are 1. */
@@ -113,6 +127,8 @@ static inline const float *scales_at(const Matrix *matrix, int depth, long panel
 
 typedef struct {
     Matrix matrices[MATRICES];
+    Matrix more[2];                 /* the keys and values of QKV, if their formats differ */
+    const Format *formats[FORMATS]; /* of the matrices */
     float *vectors[VECTORS]; /* NULL: this model has none */
     char *pages;             /* [block][kv head][K, V] */
     int group, rope;
@@ -156,7 +172,7 @@ struct Kernels;
 typedef struct {
     Shape shape;
     const struct Kernels *kernels;
-    const Format *format; /* of all matrices */
+    const Format *embedding_format, *head_format;
     Layer *layers;
     Matrix embedding, head;
     float *final_norm;
@@ -268,6 +284,8 @@ typedef struct {
 } Tensor;
 const char *tensor_name(int index);
 int find_tensor(const Model *, int layer, const char *name, Tensor *);
+/* Finds where the format of a matrix is noted, before memory is laid out. Returns 0 if the model has none such. */
+int find_matrix_format(Model *, int layer, const char *name, const Format ***format);
 
 /* The place of a row of a fused matrix or vector: the panel, the half of it, and the column in the half. */
 typedef struct {
@@ -284,6 +302,7 @@ static inline Position position_of(int row, int half)
 /* pack.c: copies `count` rows [count, inputs] of a matrix, from row `first` on, into panels of its format. Returns
  * −1, or the index of a number that is infinite or NaN. */
 int64_t pack_matrix(const Model *, const Tensor *, const void *source, int first, int count);
+size_t row_bytes(const Model *, const Tensor *); /* of a row of its source */
 int64_t pack_vector(const Tensor *, const float *source);
 
 /* check.c: 0 if a step is valid, else 1, with the fault as text in `reason`. */

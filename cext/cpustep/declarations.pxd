@@ -8,8 +8,15 @@ cdef extern from "cpustep/cpustep.h" nogil:
 
     int padded(int size)
 
+    ctypedef struct Layout "struct Layout":
+        pass
+
     ctypedef struct Format:
         const char *name
+        const Layout *stored
+
+    ctypedef struct Matrix:
+        const Format *format
 
     ctypedef struct Kernels:
         const char *name
@@ -26,13 +33,17 @@ cdef extern from "cpustep/cpustep.h" nogil:
         float rope_scale[8]
         int threads, tokens_at_most
 
+    enum: FORMATS
+
     ctypedef struct Layer:
         int group, rope
+        const Format *formats[6]
 
     ctypedef struct Model:
         Shape shape
         const Kernels *kernels
-        const Format *format
+        const Format *embedding_format
+        const Format *head_format
         Layer *layers
         float *frequencies[8]
         int blocks[8]
@@ -42,6 +53,7 @@ cdef extern from "cpustep/cpustep.h" nogil:
 
     ctypedef struct Tensor:
         int rows, inputs
+        Matrix matrix
 
     ctypedef struct Step:
         int tokens, rows, samples
@@ -83,6 +95,8 @@ cdef extern from "cpustep/cpustep.h" nogil:
     void free_model(Model *)
     const char *tensor_name(int index)
     int find_tensor(const Model *, int layer, const char *name, Tensor *)
+    int find_matrix_format(Model *, int layer, const char *name, const Format ***format)
+    size_t row_bytes(const Model *, const Tensor *)
     int64_t pack_matrix(const Model *, const Tensor *, const void *source, int first, int count)
     int64_t pack_vector(const Tensor *, const float *source)
     int check_step(const Model *, const Step *, char *reason, size_t room)

@@ -104,8 +104,10 @@ ALWAYS void NAME(store_inputs)(NAME(number) *numbers, int pair, int output, vf e
 #endif
 }
 
-static void NAME(unpack_int4)(const Format *format, const char *block, void *numbers)
+static void NAME(unpack_int4)(const Format *format, const char *panel, int depth, int index, void *numbers)
 {
+    (void)depth;
+    const char *block = panel + index * format->block_bytes;
     const uint8_t *codes = (const uint8_t *)block + NAME(codes_of_int4);
     for (int output = 0; output < PANEL; output += VW) {
         vf scale = load_bf16((const bf16 *)block + NAME(scales_of_int4) + output);

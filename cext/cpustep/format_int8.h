@@ -50,9 +50,10 @@ ALWAYS void NAME(widen)(const int8_t *from, NAME(number) *to)
 #endif
 }
 
-static void NAME(unpack_int8)(const Format *format, const char *block, void *numbers)
+static void NAME(unpack_int8)(const Format *format, const char *panel, int depth, int index, void *numbers)
 {
-    (void)format;
+    (void)depth;
+    const char *block = panel + index * format->block_bytes;
     for (int i = 0; i < 2 * TILE; i += 32) NAME(widen)((const int8_t *)block + i, (NAME(number) *)numbers + i);
 }
 

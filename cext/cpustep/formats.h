@@ -6,5 +6,9 @@
 #include "format_plain.h"
 #include "format_int8.h"
 #include "format_int4.h"
+#include "format_ggml.h"
 
-static const Format *const NAME(formats)[] = {&NAME(plain), &NAME(int8), &NAME(int4), NULL};
+static const Format *const NAME(formats)[] = {
+    &NAME(plain), &NAME(int8), &NAME(int4), &NAME(q4_0), &NAME(q4_1),   &NAME(q5_0),   &NAME(q5_1),  &NAME(q8_0), &NAME(q2_k),
+    &NAME(q3_k),  &NAME(q4_k), &NAME(q5_k), &NAME(q6_k), &NAME(iq4_nl), &NAME(iq4_xs), &NAME(mxfp4), NULL,
+};

@@ -5,6 +5,7 @@
 #define NAME(word) word##_f32
 #endif
 
+#include "ggml.h"
 #include "number.h"
 #include "formats.h"
 #include "product.h"

@@ -19,10 +19,28 @@ static void *take(Arena *arena, size_t bytes)
     return place;
 }
 
-static Matrix take_matrix(const Model *model, Arena *arena, int outputs, int inputs)
+/* Take memory for `outputs` outputs from panel `first` on. */
+static Matrix take_matrix(Arena *arena, const Format *format, int outputs, int inputs, int first)
 {
-    size_t bytes = padded(outputs) / PANEL * panel_bytes(model->format, padded(inputs));
-    return (Matrix){model->format, take(arena, bytes)};
+    int panels = padded(outputs) / PANEL;
+    return (Matrix){format, take(arena, panels * panel_bytes(format, padded(inputs))), first, first + panels, NULL};
+}
+
+/* One matrix, or three that follow one another. Then each of them ends with a panel. */
+static void take_qkv(Layer *layer, const Shape *s, Arena *arena)
+{
+    const Format *const *formats = layer->formats;
+    int queries = s->heads * s->head_dim, keys = s->kv_heads * s->head_dim, hidden = s->hidden;
+    Matrix *all = &layer->matrices[QKV], *more = layer->more;
+    if (formats[QUERY_FORMAT] == formats[KEY_FORMAT] && formats[QUERY_FORMAT] == formats[VALUE_FORMAT]) {
+        *all = take_matrix(arena, formats[QUERY_FORMAT], queries + 2 * keys, hidden, 0);
+        return;
+    }
+    *all = take_matrix(arena, formats[QUERY_FORMAT], queries, hidden, 0);
+    more[0] = take_matrix(arena, formats[KEY_FORMAT], keys, hidden, all->end);
+    more[1] = take_matrix(arena, formats[VALUE_FORMAT], keys, hidden, more[0].end);
+    all->next = &more[0];
+    more[0].next = &more[1];
 }
 
 static void assign_weights(Model *model, Arena *arena)
@@ -30,14 +48,16 @@ static void assign_weights(Model *model, Arena *arena)
     const Shape *s = &model->shape;
     int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, attended = s->heads * s->head_dim;
     int gate_up = 2 * padded(s->inner); /* padded, so that the product writes the padding of its result too */
-    model->head = take_matrix(model, arena, s->vocabulary, s->hidden);
-    model->embedding = s->tied ? model->head : take_matrix(model, arena, s->vocabulary, s->hidden);
+    model->embedding = take_matrix(arena, model->embedding_format, s->vocabulary, s->hidden, 0);
+    model->head = model->embedding;
+    if (!s->tied) model->head = take_matrix(arena, model->head_format, s->vocabulary, s->hidden, 0);
     model->final_norm = take(arena, (size_t)padded(s->hidden) * sizeof(float));
     for (int l = 0; l < s->layers; l++) {
         Layer *layer = &model->layers[l];
-        int outputs[] = {[QKV] = qkv, [OUTPUT] = s->hidden, [GATE_UP] = gate_up, [DOWN] = s->hidden};
-        int inputs[] = {[QKV] = s->hidden, [OUTPUT] = attended, [GATE_UP] = s->hidden, [DOWN] = s->inner};
-        for (int m = 0; m < MATRICES; m++) layer->matrices[m] = take_matrix(model, arena, outputs[m], inputs[m]);
+        take_qkv(layer, s, arena);
+        layer->matrices[OUTPUT] = take_matrix(arena, layer->formats[OUTPUT_FORMAT], s->hidden, attended, 0);
+        layer->matrices[GATE_UP] = take_matrix(arena, layer->formats[GATE_UP_FORMAT], gate_up, s->hidden, 0);
+        layer->matrices[DOWN] = take_matrix(arena, layer->formats[DOWN_FORMAT], s->hidden, s->inner, 0);
         int sizes[VECTORS] = {
             [ATTENTION_NORM] = s->hidden,
             [MLP_NORM] = s->hidden,

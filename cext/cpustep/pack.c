@@ -1,8 +1,15 @@
 /* Copies rows of a checkpoint's matrix into panels (see cpustep.h), with all threads. Infinite numbers and NaN are
  * rejected, because they would spoil the results of every sequence. */
-#include "cpustep.h"
+#include "ggml.h"
 
 #include <math.h>
+
+size_t row_bytes(const Model *model, const Tensor *tensor)
+{
+    const Layout *stored = tensor->matrix.format->stored;
+    if (stored) return (size_t)tensor->inputs / stored->elements * stored->bytes;
+    return tensor->inputs * model->element;
+}
 
 int64_t pack_matrix(const Model *model, const Tensor *tensor, const void *source, int first, int count)
 {
@@ -13,7 +20,7 @@ int64_t pack_matrix(const Model *model, const Tensor *tensor, const void *source
     for (int piece = 0; piece < pieces; piece++) {
         int row = piece * 16, rows = count - row < 16 ? count - row : 16, to = tensor->before + first + row;
         int64_t start = (int64_t)row * inputs;
-        const char *from = (const char *)source + start * (int64_t)model->element;
+        const char *from = (const char *)source + row * row_bytes(model, tensor);
         int64_t found = matrix->format->pack(matrix->format, matrix->panels, from, rows, inputs, to, tensor->half);
         if (found >= 0 && start + found < bad) bad = start + found;
     }

@@ -186,12 +186,14 @@ enum {
 _Static_assert(NAME(highest) *PANEL * sizeof(float) + NAME(part) *PANEL * sizeof(NAME(number)) <= SCRATCH_BYTES,
                "a thread's scratch is too small");
 
-/* Unpack blocks that are `depth` inputs in all. */
-ALWAYS void NAME(unpack_part)(const Format *format, const char *from, int depth, NAME(number) *to)
+/* Unpack the blocks of a panel of `depth` inputs from `block` on, `count` inputs in all. */
+ALWAYS void NAME(unpack_part)(const Format *format, const char *panel, int depth, int block, int count,
+                              NAME(number) *to)
 {
-    for (int k = 0; k < depth; k += 32, from += format->block_bytes, to += 2 * TILE) {
+    const char *from = panel + block * format->block_bytes;
+    for (int k = 0; k < count; k += 32, from += format->block_bytes, to += 2 * TILE, block++) {
         for (size_t line = 0; line < format->block_bytes; line += 64) __builtin_prefetch(from + 1024 + line);
-        format->unpack(format, from, to);
+        format->unpack(format, panel, depth, block, to);
     }
 }
 
@@ -219,7 +221,7 @@ __attribute__((unused)) static void NAME(multiply)(const Product *p, int first_p
                 int depth = p->depth - begin < part ? p->depth - begin : part, is_last = begin + depth == p->depth;
                 const NAME(number) *w = (const NAME(number) *)packed;
                 if (format->unpack) {
-                    NAME(unpack_part)(format, packed + begin / 32 * format->block_bytes, depth, room);
+                    NAME(unpack_part)(format, packed, p->depth, begin / 32, depth, room);
                     w = room;
                 }
                 for (int row = top, count; row < bottom; row += count) {

@@ -12,10 +12,10 @@ static void NAME(embed)(const Model *model, int token_id, float *row)
     float scale = model->shape.embedding_scale;
     if (scales) scale *= scales[column];
     NAME(number) room[2 * TILE] __attribute__((aligned(64)));
-    for (int k = 0; k < depth; k += 32, packed += format->block_bytes) {
-        const NAME(number) *block = (const NAME(number) *)packed;
+    for (int k = 0; k < depth; k += 32) {
+        const NAME(number) *block = (const NAME(number) *)(packed + k / 32 * format->block_bytes);
         if (format->unpack) {
-            format->unpack(format, packed, room);
+            format->unpack(format, packed, depth, k / 32, room);
             block = room;
         }
         for (int i = 0; i < 32; i++)

@@ -41,13 +41,24 @@ static int choose_grain(int panels, int threads, int rows)
     return best;
 }
 
+/* Multiply the panels of each part of the matrix by the kernel of its format. */
+static void multiply_panels(const Worker *worker, const Product *product, int first, int last)
+{
+    for (const Matrix *part = &product->weight; part; part = part->next) {
+        int from = first > part->first ? first : part->first, to = last < part->end ? last : part->end;
+        Product piece = *product;
+        piece.weight = *part;
+        if (from < to) worker->model->kernels->multiply(&piece, from, to, worker->scratch);
+    }
+}
+
 static void multiply(const Worker *worker, const Product *product)
 {
     if (product->rows) {
         int grain = choose_grain(product->panels, worker->threads, product->rows);
         for (int panel; (panel = take_work(worker->team, grain)) < product->panels;) {
             int end = panel + grain < product->panels ? panel + grain : product->panels;
-            worker->model->kernels->multiply(product, panel, end, worker->scratch);
+            multiply_panels(worker, product, panel, end);
         }
     }
     wait_for_all(worker->team, worker->thread);

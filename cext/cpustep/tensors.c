@@ -37,6 +37,24 @@ static const struct {
     {"post_mlp_norm", 1, POST_MLP_NORM, HIDDEN, NO_INPUTS, 0, PLAIN},
 };
 
+int find_matrix_format(Model *model, int layer, const char *name, const Format ***format)
+{
+    static const struct {
+        const char *name;
+        int index;
+    } parts[] = {{"query", QUERY_FORMAT}, {"key", KEY_FORMAT},    {"value", VALUE_FORMAT}, {"output", OUTPUT_FORMAT},
+                 {"gate", GATE_UP_FORMAT}, {"up", GATE_UP_FORMAT}, {"down", DOWN_FORMAT}};
+    if (layer < 0) {
+        *format = strcmp(name, "head") ? &model->embedding_format : &model->head_format;
+        return !strcmp(name, "embedding") || (!strcmp(name, "head") && !model->shape.tied);
+    }
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *format = &model->layers[layer].formats[parts[i].index];
+        if (!strcmp(parts[i].name, name)) return 1;
+    }
+    return 0;
+}
+
 const char *tensor_name(int index) { return index < (int)(sizeof known / sizeof *known) ? known[index].name : NULL; }
 
 int find_tensor(const Model *model, int layer, const char *name, Tensor *tensor)
@@ -53,7 +71,10 @@ int find_tensor(const Model *model, int layer, const char *name, Tensor *tensor)
         .half = known[index].half,
     };
     if (layer >= 0 && tensor->inputs) {
-        tensor->matrix = model->layers[layer].matrices[known[index].index];
+        const Matrix *matrix = &model->layers[layer].matrices[known[index].index];
+        while (matrix->next && tensor->before >= matrix->end * PANEL) matrix = matrix->next;
+        tensor->matrix = *matrix;
+        tensor->before -= matrix->first * PANEL;
     } else if (layer >= 0) {
         tensor->vector = model->layers[layer].vectors[known[index].index];
     } else if (known[index].index == FINAL_NORM) {

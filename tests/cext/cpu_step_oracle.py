@@ -117,7 +117,7 @@ def new_model(network, dtype, **options):
 def pack_all(model, weights):
     for layer, name in model.missing():
         values = weights[layer, name]
-        if values.ndim == 2 and model.dtype == "bfloat16":
+        if values.ndim == 2 and values.dtype != np.uint8 and model.dtype == "bfloat16":
             values = to_bfloat16(values)
         model.pack(name, values, layer=layer)
 

@@ -1,5 +1,5 @@
 # The interface of cext/cpustep.pyx; the docstrings are there.
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ DTYPES: dict[str, int]
 
 def variants(dtype: str) -> tuple[str, ...]: ...
 def formats(dtype: str, variant: str | None = None) -> tuple[str, ...]: ...
+def stored_formats(dtype: str, variant: str | None = None) -> tuple[str, ...]: ...
 def choose(
     logits: _Array,
     temperatures: _Array,
@@ -66,6 +67,7 @@ class CpuModel:
         max_batched_tokens: int = 512,
         variant: str | None = None,
         quantization: str | None = None,
+        stored: Mapping[tuple[int | None, str], str] | None = None,
     ) -> CpuModel: ...
     @property
     def weight_bytes(self) -> int: ...

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fairlead._cext.cpustep import CpuModel, formats, variants
+from fairlead._cext.cpustep import CpuModel, formats, stored_formats, variants
 from fairlead.base.errors import LoadFailed
 from fairlead.engine.inputs import Inputs
 from fairlead.engine.models.checkpoint_tensors import CheckpointTensors, tied_as_stored
@@ -21,6 +21,8 @@ from fairlead.language.checkpoint.architecture import COMMON, ArchitectureSpec, 
 
 BLOCK_SIZE = 16
 """Tokens per block; the kernel supports no other size."""
+PANEL = 32
+"""Rows of a matrix that the kernel keeps together."""
 _GROUPS_AT_MOST = 8
 _DTYPES = ("float32", "bfloat16")
 
@@ -81,29 +83,32 @@ class CpuStep:
         tensors.rename(spec.names.renamed)
         spec = tied_as_stored(spec, tensors)
         problem = refusal(spec, tensors.number_type, quantization)
+        stored = {} if quantization else choose_stored(spec, tensors, variant)
         if problem is None:
             try:
-                model = _make_model(
+                model = make_model(
                     spec,
                     tensors.number_type,
                     threads=threads,
                     max_batched_tokens=max_batched_tokens,
                     variant=variant,
                     quantization=quantization,
+                    stored=stored,
                 )
             except ValueError as error:
                 problem = str(error)
         if problem is not None:
             raise LoadFailed(f"{tensors.listing}: the CPU kernel cannot run this model: {problem}")
-        for layer, stored, parts in stored_tensors(model, spec.names):
+        for layer, name, parts in stored_tensors(model, spec.names):
             shapes = [model.rows(part) for part in parts]
             sizes = [shape[0] for shape in shapes]
-            pieces = tensors.pieces(stored, sum(sizes), *shapes[0][1:])
+            read = tensors.stored_pieces if (layer, parts[0]) in stored else tensors.pieces
+            pieces = read(name, sum(sizes), *shapes[0][1:])
             try:
                 for part, rows in _divide(pieces, parts, sizes):
                     _pack(model, layer, part, rows, spec)
             except ValueError as error:
-                raise tensors.fails(stored, f"cannot be used: {error}") from error
+                raise tensors.fails(name, f"cannot be used: {error}") from error
         return cls(model, spec)
 
     @property
@@ -162,7 +167,35 @@ class CpuStep:
         )
 
 
-def _make_model(spec: ArchitectureSpec, dtype: str, **options: Any) -> CpuModel:
+def choose_stored(
+    spec: ArchitectureSpec, tensors: CheckpointTensors, variant: str | None = None
+) -> dict[tuple[int | None, str], str]:
+    """Return the matrices that the kernel keeps as they are stored: (layer or None, name) → format.
+
+    Parts of one matrix must suit each other, or are restored to numbers: gate and up have the same format,
+    and queries, keys and values too, unless their rows are whole panels.
+    """
+    known = stored_formats(tensors.number_type, variant)
+    whole = all(heads * spec.head_dim % PANEL == 0 for heads in (spec.heads, spec.kv_heads))
+    found: dict[tuple[int | None, str], str] = {}
+    ends = (("embedding",),) if spec.tied else (("embedding",), ("head",))
+    for layer in (None, *range(spec.layers)):
+        for together in ends if layer is None else _TOGETHER:
+            named = [spec.names.stored(part, layer) for part in together]
+            forms = [tensors.packing(f"{name}.weight") for name in named]
+            is_fused = len(set(named)) < len(named)
+            may_differ = whole and together[0] == "query" and set(forms) <= {*known, None}
+            if not is_fused and (may_differ or (len(set(forms)) == 1 and forms[0] in known)):
+                each = zip(together, forms, strict=True)
+                found |= {(layer, part): form for part, form in each if form is not None}
+    return found
+
+
+_TOGETHER = (("query", "key", "value"), ("output",), ("gate", "up"), ("down",))
+
+
+def make_model(spec: ArchitectureSpec, dtype: str, **options: Any) -> CpuModel:
+    """Return a model of the kernel without its weights, whose memory is reserved but not used yet."""
     ropes = spec.distinct_ropes
     return CpuModel(
         dtype=dtype,
@@ -225,7 +258,7 @@ def _divide(
 
 def _pack(model: CpuModel, layer: int | None, name: str, rows: np.ndarray, spec: ArchitectureSpec) -> None:
     """Copy rows of a tensor into the kernel, which keeps no reference to them."""
-    if rows.ndim == 1:
+    if rows.ndim == 1:  # a vector
         rows = widen(rows)
         if spec.norm_offset and name.endswith("norm"):
             rows = rows + np.float32(1)

@@ -7,7 +7,8 @@ import transformers
 from engine.models.test_agreement import LLAMA3, LONG
 from engine.models.tiny import SIZES, load, save
 from engine.test_cpu_step import Recorder, last_logits, relative_error
-from language.checkpoint.gguf_files import convert
+from fairlead.engine.models.checkpoint_tensors import CheckpointTensors
+from language.checkpoint.gguf_files import TYPES, convert
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 FAMILIES = {
@@ -43,6 +44,11 @@ FAMILIES = {
 }
 
 
+WIDE = {**SIZES, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}
+WIDE |= {"initializer_range": 0.05}
+KINDS = [kind for kind in TYPES if kind not in ("F32", "F16", "BF16")]
+
+
 def logits_of(path, **options):
     loaded = load(path, kv_cache_bytes=4 << 20, **options)
     loaded.runner.forward = Recorder(loaded.runner.forward)
@@ -58,3 +64,37 @@ def test_file_of_each_family_gives_the_logits_of_its_folder(family, compiled, tm
     actual = logits_of(path, compiled=compiled)
     assert relative_error(actual, expected) <= 2e-5
     assert not torch.equal(actual[0], actual[1])
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *KINDS])
+def test_blocks_are_computed_with_as_torch_computes_with_their_numbers(kind, tmp_path, monkeypatch):
+    save(transformers.LlamaConfig(**WIDE, tie_word_embeddings=True), tmp_path)
+    path = convert(tmp_path, tmp_path / "model.gguf", choose=lambda _name, _shape: kind)
+    expected, actual = logits_of(path, compiled=False), logits_of(path)
+    assert relative_error(actual, expected) <= 2e-5
+    in_bfloat16 = logits_of(path, dtype="bfloat16")
+    monkeypatch.setattr(CheckpointTensors, "packing", lambda _self, _name: None)  # as numbers
+    assert torch.equal(logits_of(path, dtype="bfloat16"), in_bfloat16)
+
+
+def as_q4_k_m(name, _shape):
+    return "Q6_K" if "attn_v" in name or "down" in name or "embd" in name else "Q4_K"
+
+
+def test_blocks_take_the_memory_of_the_file_and_numbers_that_of_their_type(tmp_path):
+    save(transformers.LlamaConfig(**WIDE), tmp_path)
+    path = convert(tmp_path, tmp_path / "model.gguf", choose=as_q4_k_m)
+    loaded = load(path, dtype="bfloat16", kv_cache_bytes=4 << 20)
+    assert 0.95 * path.stat().st_size < loaded.weight_bytes < 1.05 * path.stat().st_size
+    rounded = load(path, dtype="bfloat16", kv_cache_bytes=4 << 20, quantization="int8")
+    restored = load(path, dtype="bfloat16", kv_cache_bytes=4 << 20, compiled=False)
+    assert 1.4 * loaded.weight_bytes < rounded.weight_bytes < 0.6 * restored.weight_bytes
+
+
+def test_gate_and_up_of_different_types_are_restored(tmp_path):
+    save(transformers.LlamaConfig(**WIDE), tmp_path)
+    path = convert(
+        tmp_path, tmp_path / "model.gguf", choose=lambda name, _shape: "Q8_0" if "gate" in name else "Q4_K"
+    )
+    expected, actual = logits_of(path, compiled=False), logits_of(path)
+    assert relative_error(actual, expected) <= 2e-5

@@ -122,7 +122,8 @@ def paired(weights, heads):
 def convert(folder: Path, path: Path, *, choose=lambda _name, _shape: "F32", metadata=None):
     """Write the model in a folder as a GGUF.
 
-    choose: takes the name and the shape of a matrix; returns its type.
+    choose: takes name and shape of a matrix; returns its type. The library does not round to some: then
+        the weights are random.
     metadata: more keys, or others.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -141,7 +142,10 @@ def convert(folder: Path, path: Path, *, choose=lambda _name, _shape: "F32", met
     tensors = {}
     for name, values in stored.items():
         kind = "F32" if values.ndim == 1 or "gate_inp" in name else choose(name, values.shape)
-        tensors[name] = rounded(values, kind), kind
+        if kind in ROUNDED:
+            tensors[name] = rounded(values, kind), kind
+        else:
+            tensors[name] = blocks(kind, values.shape, np.random.default_rng(len(tensors)), 8.0), kind
     factors = _llama3_factors(config)
     if factors is not None:
         tensors["rope_freqs.weight"] = factors, "F32"

@@ -118,6 +118,23 @@ class CheckpointTensors:
             rows.drop_pages()
             self._read(rows.nbytes)
 
+    def packing(self, name: str) -> str | None:
+        """Return the kernel's format in which a tensor is stored; None if it has none, or is not there."""
+        return self._tensors[name].packing if name in self._tensors else None
+
+    def stored_pieces(self, name: str, *shape: int) -> Iterator[np.ndarray]:
+        """Take one matrix, which must have this shape; yield its rows in order as they are stored.
+
+        They are uint8 [rows, bytes], some rows at a time. Pages of the file that were read are dropped.
+        """
+        tensor = self._take(name, shape)
+        step = max(1, self._piece_bytes * shape[0] // max(1, tensor.nbytes))
+        for first in range(0, shape[0], step):
+            rows = tensor.rows(range(first, min(first + step, shape[0])))
+            yield np.ascontiguousarray(rows.stored_rows())
+            rows.drop_pages()
+            self._read(rows.nbytes)
+
     def finish(self) -> None:
         """Report completion; raise `LoadFailed` if a tensor is left, because this is another model then."""
         left = [tensor for name, tensor in self._tensors.items() if not name.endswith("rotary_emb.inv_freq")]

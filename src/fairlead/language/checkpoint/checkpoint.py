@@ -34,6 +34,7 @@ class CheckpointTensor(Protocol):
     dtype: the checkpoint's own name of what the numbers are stored as.
     form: the name of the format of weights in which the rows are stored; None: they are plain numbers. Only
         `packed_pieces` reads rows in a format.
+    packing: the name of the CPU kernel's format in which `stored_rows` returns its rows; None: it has none.
     nbytes: what it takes in its file.
     begin: the offset of its first byte in the file, for the alignment of `mapped`.
     """
@@ -56,6 +57,9 @@ class CheckpointTensor(Protocol):
     @property
     def form(self) -> str | None: ...
 
+    @property
+    def packing(self) -> str | None: ...
+
     def fails(self, reason: str) -> LoadFailed:
         """Return the error to raise for this tensor."""
 
@@ -64,6 +68,9 @@ class CheckpointTensor(Protocol):
 
     def array(self) -> "np.ndarray":
         """Return its numbers in place, read-only; bfloat16 as uint16."""
+
+    def stored_rows(self) -> "np.ndarray":
+        """Return its rows as they are stored, uint8 [rows, bytes], read-only."""
 
     def floats(self) -> "torch.dtype":
         """Return its dtype; `LoadFailed` unless weights can be made from it."""

@@ -55,6 +55,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
     """
 
     form: ClassVar[str | None] = None  # a safetensors file has numbers, in no format of weights
+    packing: ClassVar[str | None] = None
     file: "TensorFile"
     name: str
     dtype: str
@@ -80,6 +81,12 @@ class StoredTensor(msgspec.Struct, frozen=True):
         dtype = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
         count = self.nbytes // dtype.itemsize
         return np.frombuffer(self.file.memory, dtype, count, self.begin).reshape(self.shape)
+
+    def stored_rows(self) -> "np.ndarray":
+        """Return its rows as bytes."""
+        import numpy as np
+
+        return np.frombuffer(self.file.memory, np.uint8, self.nbytes, self.begin).reshape(self.shape[0], -1)
 
     def floats(self) -> "torch.dtype":
         """Return its dtype; `LoadFailed` unless weights can be made from it."""

@@ -75,6 +75,11 @@ class GgufTensor(msgspec.Struct, frozen=True):
         return self.type.name
 
     @property
+    def packing(self) -> str | None:
+        """The kernel has ggml's names, in small letters."""
+        return None if self.type.name in _PLAIN else self.type.name.lower()
+
+    @property
     def nbytes(self) -> int:
         return self._row_bytes * self.shape[0] if self.shape else 0
 
@@ -188,9 +193,14 @@ class GgufTensor(msgspec.Struct, frozen=True):
             yield part.nbytes
 
     def drop_pages(self) -> None:
-        """Drop it from memory; it is read again if it is used again. Rows in another order are kept."""
+        """Drop it from memory; it is read again if it is used again.
+
+        Rows in another order are dropped with the last of the matrix.
+        """
         if not self.pairs:
             self.file.drop_pages(self.begin, self.begin + self.nbytes)
+        elif self.first + self.shape[0] == self.size:
+            self.file.drop_pages(self.begin, self.begin + self.size * self._row_bytes)
 
     def _split(self, size_bytes: int) -> Iterator["GgufTensor"]:
         """Yield its rows in order, some at a time, of about `size_bytes` when they are restored."""
