@@ -8,9 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fairlead._cext.cpustep import stored_formats
 from fairlead.base.formats.multipart import FORM
+from fairlead.engine import cpu_step
 from fairlead.generation.metrics import metrics, vllm
 from fairlead.generation.metrics.grafana import dashboard
+from fairlead.language.checkpoint.architecture import ArchitectureSpec
+from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.gguf.families import FAMILIES, Stored, read_family
+from fairlead.language.checkpoint.gguf.header import TYPES
+from fairlead.language.checkpoint.gguf.metadata import Metadata
+from fairlead.language.checkpoint.registry import read_built_in
 from fairlead.server.configfile.schema import schema
 from fairlead.server.configfile.table import tables
 from fairlead.server.routes import openapi
@@ -49,6 +57,7 @@ def documents() -> dict[Path, str]:
             "http-api.md", routes=_routes(api), fields=_fields(api), unserved=_unserved(api)
         ),
         DOCS / "operations.md": _filled("operations.md", metrics=_metrics()),
+        DOCS / "models-and-hardware.md": _filled("models-and-hardware.md", gguf=_gguf()),
     }
 
 
@@ -232,6 +241,53 @@ def _metrics() -> str:
             *_families((vllm.SUCCESS,), (*of_vllm, "finished_reason")),
         )
     )
+
+
+# GGUF files ----------------------------------------------------------------------------------------
+
+
+def _gguf() -> str:
+    """Return the tables of a file's types and of its families, by what computes with them."""
+    kept = stored_formats("bfloat16")
+    lines = ["| type | bits a weight | CPU kernel | torch, on a CPU or a GPU |", "|---|---|---|---|"]
+    for kind in TYPES.values():
+        narrow = kind.elements > 1
+        kernel = "numbers" if not narrow else "kept" if kind.name.lower() in kept else "restored"
+        torch = "restored" if narrow else "numbers"
+        lines.append(f"| {kind.name} | {8 * kind.nbytes / kind.elements:g} | {kernel} | {torch} |")
+    lines += [
+        "",
+        "| `general.architecture` | architecture | on a CPU | on a CUDA device |",
+        "|---|---|---|---|",
+    ]
+    for name, experts in ((name, experts) for name in FAMILIES for experts in (False, True)):
+        config, spec = _of_family(name, experts=experts)
+        if (spec.experts is not None) == experts:
+            on_cpu = "C kernel" if cpu_step.refusal(spec, "bfloat16") is None else "torch"
+            on_gpu = "torch, with Triton attention" if experts else "Triton kernels"
+            title = f"`{name}`" + (", with experts" if experts else "")
+            lines.append(f"| {title} | `{config['architectures'][0]}` | {on_cpu} | {on_gpu} |")
+    return "\n".join(lines)
+
+
+def _of_family(name: str, *, experts: bool) -> tuple[dict[str, Any], ArchitectureSpec]:
+    """Return the configuration of a family's smallest model, and its network."""
+    sizes = {
+        "block_count": 1,
+        "embedding_length": 64,
+        "feed_forward_length": 64,
+        "context_length": 64,
+        "attention.head_count": 2,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }
+    if experts:
+        sizes |= {"expert_count": 2, "expert_used_count": 1}
+    values = {"general.architecture": name} | {f"{name}.{key}": value for key, value in sizes.items()}
+    stored = Stored(names=frozenset(), vocab_size=8, dtype="bfloat16", rope_factors={})
+    config = read_family(Metadata(Path("model.gguf"), values), stored).config
+    spec = read_built_in(CheckpointConfig(Path("model.gguf"), config))
+    assert spec is not None
+    return config, spec
 
 
 def _families(rows: Iterable[Any], labels: tuple[str, ...]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
 import yaml
 
@@ -17,6 +18,8 @@ from fairlead.server.cli import main
 from fairlead.server.configfile.read import read_config
 from fairlead.server.console import doctor
 from fairlead.server.console.announcer import PlainAnnouncer
+from language.checkpoint.gguf_files import blocks, write
+from language.checkpoint.test_gguf_header import LLAMA, SHAPES
 from server.cli.terminal import Terminal
 from server.cli.test_serve import FakeApp
 
@@ -35,7 +38,7 @@ def no_torch_inspection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the inspection of torch, which starts an interpreter; one test runs it."""
     torch = '{"version": "2.13.0", "cuda": null, "devices": [], "threads": 2}'
     monkeypatch.setattr(
-        doctor, "_in_a_child", lambda code: (torch, "") if "torch" in code else ("bfloat16: amx", "")
+        doctor, "_in_a_child", lambda code, *_: (torch, "") if "torch" in code else ("bfloat16: amx", "")
     )
 
 
@@ -283,3 +286,41 @@ def test_doctor_checks_the_configured_port(capsys, tmp_path):
     found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert found["port"]["verdict"] == "bad"
     assert f"127.0.0.1:{port}" in found["port"]["found"]
+
+
+def write_gguf(path, kinds):
+    """Write a small model; `kinds`: the type of a matrix by its part."""
+    rng = np.random.default_rng(0)
+    wide = {name: tuple(size * 8 if size > 3 else size for size in shape) for name, shape in SHAPES.items()}
+    tensors = {}
+    for name, shape in wide.items():
+        kind = next((kind for part, kind in kinds.items() if part in name), "Q4_K")
+        kind = "F32" if len(shape) == 1 else kind
+        tensors[name] = blocks(kind, shape, rng), kind
+    widths = ("embedding_length", "forward_length")
+    sizes = {key: value * 8 for key, value in LLAMA.items() if key.endswith(widths)}
+    return write(path, "llama", LLAMA | sizes, tensors)
+
+
+def model_findings(capsys, path, code=0):
+    assert main(["doctor", "--json", "--port", "0", str(path)]) == code
+    return [each for each in json.loads(capsys.readouterr().out) if each["name"] == "model"]
+
+
+def test_doctor_says_whether_a_gguf_runs_and_what_it_takes(capsys, tmp_path):
+    speed, memory = model_findings(capsys, write_gguf(tmp_path / "small.gguf", {}))
+    assert re.fullmatch(
+        r"small runs on the CPU kernel \(\w+\), in \w+; one stream: at most \d+ tokens/s", speed["found"]
+    )
+    assert (memory["verdict"], memory["advice"]) == ("good", "")
+    speed, memory = model_findings(capsys, write_gguf(tmp_path / "small.gguf", {"gate": "Q8_0"}))
+    assert memory["advice"] == "Q4_K, Q8_0 are restored to numbers here, which takes more memory."
+
+
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_says_why_a_gguf_does_not_run(capsys, tmp_path):
+    path = tmp_path / "small.gguf"
+    path.write_bytes(write_gguf(path, {}).read_bytes()[:-100])
+    [finding] = model_findings(capsys, path, code=1)
+    assert finding["verdict"] == "bad"
+    assert "reaches beyond the end of the file" in finding["found"]

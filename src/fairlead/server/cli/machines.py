@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fairlead.server.console.options import File, Flag, Port
+from fairlead.server.console.options import File, Flag, Model, Port
 
 
 def check(file: File, /, *, json: Flag = False) -> int:
@@ -34,12 +34,21 @@ def schema() -> int:
 
 
 def doctor(
-    *, config: File | None = None, host: str | None = None, port: Port | None = None, json: Flag = False
+    model: Model | None = None,
+    /,
+    *,
+    config: File | None = None,
+    host: str | None = None,
+    port: Port | None = None,
+    json: Flag = False,
 ) -> int:
     """Check whether a server would run on this machine, and suggest fixes.
 
     Parameters
     ----------
+    model
+        A model to check, too: its directory, its GGUF file or its name on the hub. Shows its memory, and how
+        fast it is at most.
     config
         A configuration file to check, too.
     host
@@ -51,7 +60,7 @@ def doctor(
     """
     from fairlead.server.console.doctor import doctor as run_checks
 
-    return run_checks(config=config, host=host, port=port, as_json=json)
+    return run_checks(model=model, config=config, host=host, port=port, as_json=json)
 
 
 def models(*, json: Flag = False) -> int:

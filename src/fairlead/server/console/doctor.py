@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,9 @@ import msgspec
 
 from fairlead.base.config import UNIX_PREFIX, Config, ConfigError, demonstration_model
 from fairlead.base.runtime.compilers import ADVICE
+from fairlead.language.text.hub import find_local
 from fairlead.server.configfile import Reading, read_config
+from fairlead.server.console.options import model_at
 
 Verdict = Literal["good", "warning", "bad"]
 
@@ -64,15 +67,18 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: bool) -> int:
+def doctor(
+    *, model: str | None, config: Path | None, host: str | None, port: int | None, as_json: bool
+) -> int:
     """Run all checks and print the findings. Return the exit code: 0 if none is bad.
 
+    model: a model to check, too, as `serve` takes it.
     config: a configuration file to check, too.
     host: the address to listen on; None: that of the file, or else that of `serve`.
     port: the port; None: as for `host`.
     as_json: whether to print JSON.
     """
-    findings = list(_findings(config, host, port))
+    findings = list(_findings(model, config, host, port))
     failed = any(finding.verdict == "bad" for finding in findings)
     if as_json:
         print(json.dumps([msgspec.to_builtins(finding) for finding in findings], indent=2))
@@ -101,7 +107,7 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
     return int(failed)
 
 
-def _findings(file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
+def _findings(model: str | None, file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
     reading = None if file is None else _reading(file)
     config = reading.config if isinstance(reading, Reading) else Config(models=())
     checks: list[Callable[[], Iterator[Finding]]] = [
@@ -114,6 +120,7 @@ def _findings(file: Path | None, host: str | None, port: int | None) -> Iterator
         lambda: _port(host or config.host, config.port if port is None else port),
         _model_hub,
         lambda: _configuration(file, reading),
+        lambda: _model(model),
     ]
     for check in checks:
         yield from check()
@@ -266,13 +273,51 @@ def _models(config: Config) -> Iterator[Finding]:
         yield Finding(MODEL, "warning", f"{name} is not on this machine: a server fetches it from the hub")
 
 
+def _model(requested: str | None) -> Iterator[Finding]:
+    """Check one model: whether it will run, how much memory it takes, and how fast it is."""
+    if requested is None:
+        return
+    config = Config(models=(model_at(requested),))
+    findings = list(_models(config))
+    yield from findings
+    path = find_local(requested)
+    if findings or path is None:
+        return
+    found, problem = _in_a_child("from fairlead.engine.needs import main; main()", str(path))
+    if found is None:
+        yield Finding(MODEL, "bad", f"{requested} cannot be loaded: {problem}")
+        return
+    needs = json.loads(found)
+    speed = (
+        "" if needs["tokens_per_s"] is None else f"; one stream: at most {needs['tokens_per_s']:.0f} tokens/s"
+    )
+    yield Finding(MODEL, "good", f"{config.models[0].name} runs on {needs['runs_on']}{speed}")
+    gib, free_gib = needs["weight_bytes"] / GIB, _available_bytes() / GIB
+    weights = f"{gib:.2f} GiB of weights ({needs['file_bytes'] / GIB:.2f} in the file), up to 1 GiB of cache"
+    advice = ""
+    if needs["restored"]:
+        advice = f"{', '.join(needs['restored'])} are restored to numbers here, which takes more memory."
+    if gib + 1 > free_gib:
+        yield Finding(MODEL, "warning", f"{weights}; {free_gib:.1f} GiB are available", advice)
+    else:
+        yield Finding(MODEL, "good", weights, advice)
+
+
+def _available_bytes() -> int:
+    """Return how much memory programs can still take, with what the system would give up of its caches."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _counted(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _in_a_child(code: str) -> tuple[str | None, str]:
+def _in_a_child(code: str, *arguments: str) -> tuple[str | None, str]:
     """Run code in another interpreter; return its output, or None and the reason of its failure."""
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-P", "-c", code, *arguments]
     try:
         ran = subprocess.run(  # noqa: S603 - our own code
             command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False

@@ -171,7 +171,7 @@ class ServeOptions:
                 option = next(iter(settings), "kv_cache_memory_mb").replace("name", "served_model_name")
                 raise ConfigError(f"--{option.replace('_', '-')}: --config must have one model, with a path")
         else:
-            model = _model_at(requested)
+            model = model_at(requested)
             if self.ray is not None:
                 settings["replicas"] = ReplicasConfig()
         kv_cache = msgspec.structs.replace(model.kv_cache, **cache_settings)
@@ -198,7 +198,7 @@ def _parse_api_key(text: str, option: str, role: Role) -> ApiKey:
     return ApiKey(key=text, role=role)
 
 
-def _model_at(requested: str | None) -> ModelConfig:
+def model_at(requested: str | None) -> ModelConfig:
     """Return the model at a path or on the hub, which is not contacted before the server starts."""
     path = demonstration_model() if requested is None else Path(requested)
     hub = None if path.exists() or requested is None else HUB_ID.fullmatch(requested)
