@@ -90,20 +90,30 @@ def test_refusal_names_the_file_and_the_key(name, folder_of):
     assert f"config.json: {FORMS[name].expected}" in caught.value.message
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_config_check_says_what_a_server_would(name, folder_of, tmp_path, capsys):
-    form = FORMS[name]
+def check_config(paths, tmp_path, capsys):
+    """Run `config check` on a file with these models' folders; return its status and what it prints."""
     file = tmp_path / "fairlead.yaml"
-    file.write_text(json.dumps({"models": {"m": {"path": str(folder_of(name))}}}))
+    file.write_text(json.dumps({"models": {name: {"path": str(path)} for name, path in paths.items()}}))
     status = main(["config", "check", str(file)])
     printed = capsys.readouterr()
-    if isinstance(form.expected, str):
-        assert status != 0
-        assert form.expected in printed.out + printed.err
-    else:
-        assert status == 0, printed.err
+    return status, printed.out + printed.err
+
+
+def test_config_check_reads_what_a_server_would(folder_of, tmp_path, capsys):
+    """All in one file: each process that asks transformers for a model takes seconds to import it."""
+    paths = {f"m{number}": folder_of(name) for number, name in enumerate(READ)}
+    status, printed = check_config(paths, tmp_path, capsys)
+    assert status == 0, printed
+    for number, form in enumerate(READ.values()):
         if form.family is not None:
-            assert f"wire format of m: {FAMILIES[form.family].format}" in printed.out
+            assert f"wire format of m{number}: {FAMILIES[form.family].format}" in printed
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_config_check_refuses_what_a_server_would(name, folder_of, tmp_path, capsys):
+    status, printed = check_config({"m": folder_of(name)}, tmp_path, capsys)
+    assert status != 0
+    assert FORMS[name].expected in printed
 
 
 # Compared with transformers ----------------------------------------------------------------------------
