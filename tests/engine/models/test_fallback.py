@@ -42,7 +42,7 @@ CONFIGS = {
     "starcoder2": transformers.Starcoder2Config(**SQUARE, sliding_window=None),
 }
 LENGTHS = (1, 7, 16, 17, 33, 64, 90, 128)
-GREEDY = Sampling(max_tokens=40, temperature=0)
+GREEDY = Sampling(max_tokens=20, temperature=0)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -72,9 +72,9 @@ def test_greedy_text_in_a_mixed_batch_and_in_chunks_matches_that_of_each_prompt(
         expected = reference_logits(reference, prompt + output).argmax(-1)[len(prompt) - 1 : -1]
         assert expected.tolist() == output
     assert outputs == generate(loaded, prompts, GREEDY, max_batched_tokens=1024)
-    few = Sampling(max_tokens=12, temperature=0)
+    few = Sampling(max_tokens=8, temperature=0)
     alone = [generate(loaded, [prompt], few)[0] for prompt in prompts[1::3]]
-    assert alone == [output[:12] for output in outputs[1::3]]
+    assert alone == [output[:8] for output in outputs[1::3]]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_preempted_sequence_continues_with_the_same_text(pair):
     expected = generate(loaded, prompts, GREEDY)
     driver = Driver(loaded)
     sequences = [driver.add(prompt, GREEDY) for prompt in prompts]
-    for _ in range(15):
+    for _ in range(10):
         driver.step()
     assert 0 < len(sequences[0].output) < GREEDY.max_tokens
     driver.release(sequences[0])

@@ -19,12 +19,13 @@ SHARED = prompt_of(80)
 
 
 def requests():
-    """Return 20 requests of various lengths; every other one begins with part of the same text."""
+    """Return 20 requests; every other one begins with part of the same text, every fourth answer is long."""
     requests_made = []
     for row in range(20):
         shared_prefix = SHARED[: 16 * (row % 6)] if row % 2 else []
         prompt = shared_prefix + prompt_of(1 + 37 * row % 110, seed=row)
-        requests_made.append((prompt, Sampling(max_tokens=5 + 11 * row % 50, **SAMPLINGS[row % 4])))
+        length = 5 + 11 * row % 50 if row % 4 == row // 5 else 5 + row
+        requests_made.append((prompt, Sampling(max_tokens=length, **SAMPLINGS[row % 4])))
     return requests_made
 
 
