@@ -35,6 +35,8 @@ MARKS = {
 }
 # Folders with a mark that have folders of unit tests.
 HOLD_UNITS = {folder for name in MARKS if MARKS[name] == "unit" for folder in (TESTS / name).parents}
+# With several workers each core has one already, and to prepare a process for simulations takes seconds.
+SIMULATORS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 PATIENCE_S = 0.05  # of the virtual clock while a thread works
 UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 
@@ -78,7 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--simulation-seed", type=int, default=None, help="the seed to replay, or to begin with")
     group.addoption("--simulation-sweep", default="", help="the place in a sweep to replay, as name:number")
     group.addoption("--simulation-thorough", action="store_true", help="faults at every place, not at some")
-    group.addoption("--simulation-processes", type=int, default=2, help="processes that simulate")
+    group.addoption("--simulation-processes", type=int, default=SIMULATORS, help="processes that simulate")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
