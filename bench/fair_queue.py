@@ -1,10 +1,10 @@
 """Measure the operations of the fair queue, compared with implementations in Python.
 
-    python bench/fair_queue.py [--rounds 9] [--json bench/results/fair_queue.json]
+    python bench/fair_queue.py [--rounds 9] [--json bench/results/fair_queue.json] [--against OLD.so]
 
-100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait, with turns by request and by token. It reports
-the nanoseconds for a push and a pop together, and for cancelling an entry in the middle. The medians of the
-rounds and their ratios are reported.
+100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait, with turns by request and by token, also
+with the tenants in ten teams. It reports the nanoseconds for a push and a pop together, and for cancelling an
+entry in the middle. The medians of the rounds and their ratios are reported.
 
 Cancelling is measured in four ways:
 
@@ -17,6 +17,9 @@ Cancelling is measured in four ways:
 - "empty": the handles of "cancel", discarded from an empty queue. This is the cost of the calls and handles.
 
 `GOALS` say how much longer an operation may take in a longer queue.
+
+With `--against`, it only compares a push with a pop, and a cancel, with those of another build of the kernel:
+both in one process, in turn, so that what else the machine does concerns both.
 """
 
 import argparse
@@ -27,6 +30,8 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,6 +40,7 @@ from fairlead._cext.fairqueue import FairQueue
 from machine import machine
 
 TENANTS = [f"tenant-{number}" for number in range(100)]
+IN_TEAMS = [(f"team-{number % 10}", tenant) for number, tenant in enumerate(TENANTS)]
 WAITING = (100, 10_000, 100_000, 1_000_000)
 PAIRS = 10_000
 AT_HAND = 1_000
@@ -55,12 +61,14 @@ class Kernel:
 
     label = "round robin"  # a key of the result
     fairness: Literal["roundRobin", "tokens"] = "roundRobin"
+    tenants: Sequence[Any] = TENANTS
+    new_queue = FairQueue
 
     def __init__(self, waiting: int) -> None:
-        self.queue = FairQueue(capacity=waiting + 1, fairness=self.fairness)
-        self.entries = [self.queue.push(TENANTS[number % len(TENANTS)]) for number in range(waiting)]
+        self.queue = self.new_queue(capacity=waiting + 1, fairness=self.fairness)
+        self.entries = [self.queue.push(self.tenants[number % 100]) for number in range(waiting)]
 
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
+    def push_and_pop(self, tenants: Sequence[Any]) -> None:
         push, pop = self.queue.push, self.queue.pop
         for tenant in tenants:
             push(tenant)
@@ -82,7 +90,22 @@ class KernelByTokens(Kernel):
     fairness = "tokens"
 
 
+class KernelWithTeams(Kernel):
+    """A queue whose tenants are in ten teams."""
+
+    label = "round robin, ten teams"
+    tenants = IN_TEAMS
+
+
+class KernelWithTeamsByTokens(KernelByTokens):
+    """A queue with token fairness whose tenants are in ten teams."""
+
+    label = "tokens, ten teams"
+    tenants = IN_TEAMS
+
+
 KERNELS = (Kernel, KernelByTokens)
+ALL_KERNELS = (*KERNELS, KernelWithTeams, KernelWithTeamsByTokens)
 
 
 class Goal(NamedTuple):
@@ -116,7 +139,7 @@ def measure(rounds: int) -> Times:
     gc.disable()  # collecting the garbage of earlier queues must not count
     for round_number in range(rounds):
         for waiting in WAITING:
-            for new_kernel in KERNELS:
+            for new_kernel in ALL_KERNELS:
                 pair_ns, cancel_ns = measure_once(new_kernel, waiting, seed=round_number)
                 times[new_kernel, "pair_ns", waiting].append(pair_ns)
                 times[new_kernel, "cancel_ns", waiting].append(cancel_ns)
@@ -136,7 +159,7 @@ def measure(rounds: int) -> Times:
 def measure_once(new_kernel: type[Kernel], waiting: int, *, seed: int) -> tuple[float, float]:
     """Return the nanoseconds of a push with a pop, and of a cancel."""
     rng = random.Random(seed)
-    tenants = rng.choices(TENANTS, k=PAIRS)
+    tenants = rng.choices(new_kernel.tenants, k=PAIRS)
     pair_ns = elapsed_ns(new_kernel(waiting).push_and_pop, tenants) / PAIRS
     cancelled = min(waiting // 2, 5_000)
     kernels = [new_kernel(waiting) for _ in range(max(500 // cancelled, 1) if waiting < 100_000 else 1)]
@@ -174,6 +197,28 @@ def elapsed_ns(work: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> i
     return time.thread_time_ns() - begin_ns
 
 
+def compare(other_build: Path, rounds: int) -> None:
+    """Print the times of this build, of the other and their ratio, for queues without teams."""
+    loader = ExtensionFileLoader("fairlead._cext.fairqueue", str(other_build))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    other = module_from_spec(spec)
+    loader.exec_module(other)
+    print(f"{'':32} {'waiting':>9} {'before':>12} {'now':>12} {'now/before':>12}   nanoseconds")
+    gc.disable()
+    for kernel in KERNELS:
+        before = type(kernel.__name__, (kernel,), {"new_queue": other.FairQueue})
+        for waiting in WAITING[:-1]:
+            # The fastest of many rounds is what the code takes; the others are what the machine did besides.
+            measured = [
+                [measure_once(each, waiting, seed=i) for each in (before, kernel)] for i in range(rounds)
+            ]
+            for index, what in enumerate(("push+pop", "cancel")):
+                old, new = (min(both[which][index] for both in measured) for which in (0, 1))
+                ratio = statistics.median(both[1][index] / both[0][index] for both in measured)
+                print(f"{kernel.label + ', ' + what:32} {waiting:9,} {old:12,.1f} {new:12,.1f} {ratio:12.3f}")
+
+
 # The report ----------------------------------------------------------------------------------------
 
 
@@ -196,7 +241,7 @@ def report(times: Times, rounds: int) -> dict[str, Any]:
                 },
             }
             for waiting in WAITING
-            for new_kernel in KERNELS
+            for new_kernel in ALL_KERNELS
         ],
         "goals": [
             {"claim": goal.claim, "goal_ratio": 2, "measured_ratio": round(ratio, 2), "held": ratio <= 2}
@@ -222,7 +267,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with this build of the kernel")
     options = parser.parse_args()
+    if options.against:
+        compare(options.against, options.rounds)
+        return
     result = report(measure(options.rounds), options.rounds)
     print_tables(result)
     if options.json:

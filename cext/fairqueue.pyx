@@ -14,6 +14,11 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   units of cost, one for all classes. A tenant is in line while it has entries that are not retried. When it joins, its
   counter is lifted to the smallest in line. Costs may be estimates, as in VTC [Sheng et al., OSDI'24]. To weight
   tenants, divide each cost by its tenant's weight.
+- Teams: a tenant is a str or an int, or in a team a pair (team, tenant). Teams, and tenants without one, take turns as
+  above; at each turn of a team its members take turns among themselves, with rounds, counters and a smallest counter
+  of their own. Without teams nothing differs. Counters in one team do not compare with those in another. A team's
+  counter grows by the `team_cost` of its entries: to weight teams, divide it by the team's weight. The queue remembers
+  at most 2048 idle tenants of each team, and each team that it remembers tenants of, so the caller bounds the teams.
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
@@ -36,7 +41,7 @@ class QueueFullError(Exception):
     """The queue has `capacity` entries already."""
 
 
-FairQueueEntry = namedtuple("FairQueueEntry", "tenant cost priority size kind retried", module=__name__)
+FairQueueEntry = namedtuple("FairQueueEntry", "tenant cost priority size kind retried team_cost", module=__name__)
 
 
 @cython.final
@@ -50,6 +55,7 @@ cdef class FairQueue:
 
     cdef Queue queue
     cdef dict rows  # tenant -> its row, if it waits or is remembered
+    cdef dict teams  # team -> its row, if it has members or is remembered
     cdef readonly int64_t capacity, popped, discarded, refused, displaced
     cdef int64_t bypass
 
@@ -60,61 +66,75 @@ cdef class FairQueue:
             raise ValueError(f"fairness must be roundRobin or tokens, not {fairness}")
         if not 0.0 <= min_share < 1.0:
             raise ValueError(f"min_share must be at least 0 and less than 1, not {min_share}")
-        self.rows = {}
+        self.rows, self.teams = {}, {}
         self.queue.by_tokens = fairness == "tokens"
-        self.queue.nodes_size = 2 * RINGS * sizeof(int32_t) if self.queue.by_tokens else 0
+        self.queue.nodes_size = (2 * RINGS + 1) * sizeof(int32_t) if self.queue.by_tokens else 0
         self.queue.min_share = min_share
-        self.queue.free_entry = self.queue.free_tenant = NONE
-        for i in range(RINGS):
-            self.queue.classes[i].first_served, self.queue.classes[i].round = NONE, 1
+        self.queue.free_entry = self.queue.free_tenant = self.queue.free_group = NONE
+        group_begin(&self.queue, NONE)  # TOP
 
     def __dealloc__(self):
         PyMem_Free(self.queue.entries)
         PyMem_Free(self.queue.loads)
         PyMem_Free(self.queue.tenants)
-        PyMem_Free(self.queue.nodes)
+        for i in range(self.queue.groups_capacity):
+            PyMem_Free(self.queue.groups[i].nodes)
+        PyMem_Free(self.queue.groups)
 
     def push(
-        self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0, kind: int = 0, bint retried=False
+        self,
+        tenant: str | int | tuple[str | int, str | int],
+        cost: float = 1.0,
+        *,
+        priority: int = 1,
+        size: int = 0,
+        kind: int = 0,
+        bint retried=False,
+        team_cost: float | None = None,
     ) -> int:
         """Add an entry at the end of its tenant's line, or a retried one before its class, and return its handle.
 
-        Its pop charges `cost` under tokens; `size` is what it takes of a memory budget; `kind` lets `pop` skip it.
-        `QueueFullError` if full, except for a retried entry; TypeError unless `tenant` is exactly a str or an int;
-        ValueError unless `cost` is finite and not negative, `priority` is in 0...7, `size` in 0...2⁴⁸ - 1 and `kind`
-        in 0...63; OverflowError if a float cannot hold `cost`.
+        Its pop charges `cost` under tokens, and the tenant's team `team_cost`, by default the same; `size` is what it
+        takes of a memory budget; `kind` lets `pop` skip it. `QueueFullError` if full, except for a retried entry;
+        TypeError unless `tenant` is exactly a str, an int or a pair of them; ValueError unless costs are finite and not
+        negative, `priority` is in 0...7, `size` in 0...2⁴⁸ - 1 and `kind` in 0...63; OverflowError if a float cannot
+        hold a cost.
         """
         # All that can fail precedes any change of the links. Conversions to numbers may run foreign code, so they come
-        # first; a tenant's hash does not, because tenants are exactly str or int.
+        # first; a tenant's hash does not, because tenants are exactly str, int or pairs of them.
         cdef int32_t row, checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef Load load = Load(checked_cost(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0)
+        cdef Load load = Load(checked_cost(cost), 0.0, integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0)
+        load.team_cost = load.cost if team_cost is None else checked_cost(team_cost)
         load.kind = integer_of(kind, KINDS - 1, "kind")
+        cdef object handle  # a Python integer, which may fail, before any change
         row = self.known(tenant)
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
         handle = entry_reserve(&self.queue)
         if row == NONE:
-            row = tenant_begin(&self.queue, self.rows, tenant)
+            row = self.begin(tenant)
         entry_join(&self.queue, row, load, checked_priority, retried)
         return handle
 
-    def displace(self, tenant: str | int, *, priority: int = 1) -> int | None:
+    def displace(self, tenant: str | int | tuple[str | int, str | int], *, priority: int = 1) -> int | None:
         """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
 
         It is the newest of the longest line in the lowest class; of several lines, the one with the most distant turn.
-        In the newcomer's class that line must be longer by two than all that the newcomer's tenant has waiting. Return
-        the handle, or None. Takes time in proportion to the tenants.
+        In the newcomer's class that line must be longer by two than all that the newcomer's tenant has waiting. A team
+        counts as one tenant with all entries of its members, and loses one of its longest line. If nobody must make
+        room for the newcomer's team, members of that team must by the same rule. Return the handle, or None. Takes
+        time in proportion to the tenants.
         """
-        cdef int64_t own = self.waiting(tenant)
+        cdef int32_t own = self.known(tenant)
+        cdef int32_t team = self.teams.get(tenant[0], NONE) if type(tenant) is tuple else NONE
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int32_t other, entry
-        cdef List *line
+        cdef int32_t other, entry, row
         for other in range(CLASSES - 1, own_priority - 1, -1):
-            line = line_longest(&self.queue, other)
-            if line != NULL and (other > own_priority or line.length >= own + SLACK):
+            row = line_to_shorten(&self.queue, other, own, team, SLACK if other == own_priority else -INT32_MAX)
+            if row != NONE:
                 last_unlink(&self.queue)
-                entry = self.queue.entries[line.first].link.previous
+                entry = self.queue.entries[line_of(&self.queue, row, other).entries.first].link.previous
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -171,27 +191,46 @@ cdef class FairQueue:
 
     def clear(self) -> None:
         """Discard every entry, and reset rounds and counters."""
+        cdef int32_t group
         while self.queue.length > 0:
             self.remove(entry_next(&self.queue), &self.discarded)
-        self.forget_idle(0)
-        self.queue.last_level = 0.0
+        for group in range(self.queue.groups_capacity - 1, TOP - 1, -1):
+            self.forget_idle(group, 0)
+        self.queue.groups[TOP].last_level = 0.0
 
-    def charge(self, tenant: str | int, cost: float) -> None:
-        """Charge a tenant for what it used beyond the charges of its pops. No effect under round robin."""
-        self.correct(tenant, checked_cost(cost), False)
+    def charge(
+        self, tenant: str | int | tuple[str | int, str | int], cost: float, *, team_cost: float | None = None
+    ) -> None:
+        """Charge a tenant for what it used beyond the charges of its pops, and its team. No effect under round robin."""
+        self.correct(tenant, cost, team_cost, False)
 
-    def refund(self, tenant: str | int, cost: float) -> None:
-        """Subtract from a tenant's counter what was charged but not used. No effect under round robin.
+    def refund(
+        self, tenant: str | int | tuple[str | int, str | int], cost: float, *, team_cost: float | None = None
+    ) -> None:
+        """Subtract from a tenant's counter what was charged but not used, and from its team's. No effect under round robin.
 
         A counter in line falls at most to the level (the smallest counter in line) at which its tenant joined, and
         one out of line at most to the current level.
         """
-        self.correct(tenant, checked_cost(cost), True)
+        self.correct(tenant, cost, team_cost, True)
 
-    def counter(self, tenant: str | int) -> float:
-        """Return a tenant's counter, or out of line the one it would join with. 0 under round robin."""
-        cdef int32_t row = self.known(tenant)
-        return level(&self.queue) if row == NONE else counter_of(&self.queue, &self.queue.tenants[row])
+    def counter(self, tenant: str | int | tuple[str | int, str | int]) -> float:
+        """Return a tenant's counter, or out of line the one it would join with. 0 under round robin.
+
+        Of a pair it is the counter inside the team.
+        """
+        cdef int32_t row = self.known(tenant), team = NONE
+        if row != NONE:
+            return counter_of(&self.queue, &self.queue.tenants[row])
+        if type(tenant) is not tuple:
+            return level(&self.queue, TOP)
+        team = self.teams.get(tenant[0], NONE)
+        return 0.0 if team == NONE else level(&self.queue, self.queue.tenants[team].members)
+
+    def team_counter(self, team: str | int) -> float:
+        """Return a team's counter, or out of line the one it would join with. 0 under round robin."""
+        cdef int32_t row = self.teams.get(checked_name(team), NONE)
+        return level(&self.queue, TOP) if row == NONE else counter_of(&self.queue, &self.queue.tenants[row])
 
     def ahead(self, handle: int | None) -> list[int]:
         """Return the handles that leave before this one if nothing changes, in order. KeyError if stale; None: all."""
@@ -203,17 +242,21 @@ cdef class FairQueue:
         cdef Entry *entry = &self.queue.entries[row]
         cdef Load *load = &self.queue.loads[row]
         tenant = <object>self.queue.tenants[tenant_of(entry)].name
-        return FairQueueEntry(tenant, load.cost, priority_of(entry), load.size, load.kind, is_retried(entry))
+        retried = is_retried(entry)
+        return FairQueueEntry(tenant, load.cost, priority_of(entry), load.size, load.kind, retried, load.team_cost)
 
-    def waiting(self, tenant: str | int) -> int:
+    def waiting(self, tenant: str | int | tuple[str | int, str | int]) -> int:
         """Return how many entries of this tenant wait, over all classes."""
-        cdef int32_t row = self.known(tenant)
-        return 0 if row == NONE else self.queue.tenants[row].waiting
+        return waiting_of(&self.queue, self.known(tenant))
 
     @property
     def tenants(self) -> int:
-        """The number of tenants that have entries."""
-        return len(self.rows) - self.queue.classes[IDLE].tenants.length
+        """The number of tenants that have entries. Takes time in proportion to the teams."""
+        cdef int32_t found = 0, group
+        for group in range(self.queue.groups_capacity):
+            found += self.queue.groups[group].members - self.queue.groups[group].rings[IDLE].tenants.length
+            found -= group != TOP and self.queue.groups[group].members > 0  # the team, a member of TOP
+        return found
 
     def __len__(self) -> int:
         return self.queue.length
@@ -259,45 +302,73 @@ cdef class FairQueue:
         else:
             entry_leave(&self.queue, entry)
         if self.queue.tenants[tenant].waiting == 0:
-            self.forget_idle(REMEMBERED_AT_MOST)
+            self.forget_idle(self.queue.tenants[tenant].group, REMEMBERED_AT_MOST)
 
-    cdef correct(self, tenant, double cost, bint is_refund):
-        cdef int32_t row = self.known(tenant)
-        if self.queue.by_tokens and (row != NONE or not is_refund):
-            if row == NONE:
-                row = tenant_begin(&self.queue, self.rows, tenant)
-            tenant_charge(&self.queue, row, cost, is_refund)
+    cdef correct(self, tenant, cost, team_cost, bint is_refund):
+        cdef double own = checked_cost(cost), of_team = own if team_cost is None else checked_cost(team_cost)
+        cdef int32_t row = self.known(tenant), team
+        if not self.queue.by_tokens:
+            return
+        if row == NONE and not is_refund:
+            row = self.begin(tenant)
+        # A tenant that is forgotten is at the level, so that it has no refund; its team may have one.
+        team = self.teams.get(tenant[0], NONE) if type(tenant) is tuple else NONE
+        if team != NONE:
+            tenant_charge(&self.queue, team, of_team, is_refund)
+        if row != NONE:
+            tenant_charge(&self.queue, row, own, is_refund)
             if self.queue.tenants[row].waiting == 0:
-                self.forget_idle(REMEMBERED_AT_MOST)
+                self.forget_idle(self.queue.tenants[row].group, REMEMBERED_AT_MOST)
 
     cdef int32_t known(self, tenant) except -2:
         # Return the row of a tenant, or NONE.
-        if type(tenant) is not str and type(tenant) is not int:
-            raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
+        if type(tenant) is tuple and len(tenant) == 2:
+            checked_name(tenant[0])
+            checked_name(tenant[1])
+        elif type(tenant) is not str:
+            checked_name(tenant)
         return self.rows.get(tenant, NONE)
 
-    cdef forget_idle(self, int32_t at_most):
-        # Forget the idle tenants that do not affect the order, and those beyond `at_most`.
-        cdef double least = level(&self.queue)
-        cdef int32_t row
+    cdef int32_t begin(self, tenant) except -2:
+        # Return the row of a tenant that is not known. Its team may be new, too.
+        cdef int32_t group = TOP, team
+        if type(tenant) is tuple:
+            team = self.teams.get(tenant[0], NONE)
+            group = team_begin(&self.queue, self.teams, tenant[0]) if team == NONE else self.queue.tenants[team].members
+        return tenant_begin(&self.queue, self.rows, tenant, group)
+
+    cdef forget_idle(self, int32_t group, int32_t at_most):
+        # Forget the idle members of a group that do not affect the order, and those beyond `at_most`. A team is idle
+        # once it has no members; its group is forgotten with it.
+        cdef double least = level(&self.queue, group)
+        cdef Ring *idle = &self.queue.groups[group].rings[IDLE]
+        cdef int32_t row, team = self.queue.groups[group].team
         cdef Tenant *tenant
-        while self.queue.classes[IDLE].tenants.length > 0:
-            row = turn_next(&self.queue, IDLE)
+        while idle.tenants.length > 0:
+            row = turn_next(&self.queue, group, IDLE)
             tenant = &self.queue.tenants[row]
-            if self.queue.classes[IDLE].tenants.length <= at_most and (
+            if idle.tenants.length <= at_most and (
                 not self.queue.by_tokens or tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
             ):
                 break
             name = <object>tenant.name
-            turn_leave(&self.queue, row, IDLE)
-            tenant.next_free, self.queue.free_tenant = self.queue.free_tenant, row
-            del self.rows[name]
+            rows = self.rows if tenant.members == TOP else self.teams
+            tenant_end(&self.queue, row)
+            del rows[name]
+        if group != TOP and self.queue.groups[group].members == 0:
+            self.forget_idle(TOP, at_most)
 
     cdef int32_t waiting_entry(self, handle) except NONE:
         cdef int32_t entry = entry_of(&self.queue, handle)
         if entry == NONE:
             raise KeyError(handle)
         return entry
+
+
+cdef inline checked_name(name):
+    if type(name) is not str and type(name) is not int:
+        raise TypeError(f"a tenant is a str, an int or a pair of them, and not of type {type(name).__name__}")
+    return name
 
 
 cdef inline double checked_cost(double cost) except -1.0:

@@ -1,4 +1,7 @@
-"""How entries join and leave, and in which order: classes with their credits, then lines, then a line's entries."""
+"""How entries join and leave, and in which order: classes with their credits, then lines, then a line's entries.
+
+A team counts the entries of its members, and joins and leaves rings with the first and the last of them.
+"""
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 
@@ -11,51 +14,68 @@ cdef inline List *list_of(Queue *queue, Entry *entry) noexcept:
     return &line_of(queue, tenant_of(entry), priority_of(entry)).entries
 
 cdef inline void entries_count(Queue *queue, Entry *entry, int32_t change) noexcept:
+    cdef int32_t team = team_of(queue, tenant_of(entry))
     list_of(queue, entry).length += change
     queue.tenants[tenant_of(entry)].waiting += change
+    if team != NONE:
+        queue.tenants[team].waiting += change
+        if not is_retried(entry):
+            line_of(queue, team, priority_of(entry)).entries.length += change
     queue.classes[priority_of(entry)].length += change
     queue.length += change
+
+cdef inline void line_begin(Queue *queue, int32_t row, int32_t priority) noexcept:
+    # Put a tenant or a team, which had no entries of a class, in line for it.
+    cdef Tenant *tenant = &queue.tenants[row]
+    if not is_in_line(tenant):
+        tenant.lift, tenant.counter = level(queue, tenant.group), counter_of(queue, tenant)
+    turn_join(queue, row, priority)
+    line_of(queue, row, priority).kinds = 0
 
 cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priority, bint retried) noexcept:
     # Add the entry of `entry_reserve` to a tenant: last in its line, or first of its class if it is retried.
     cdef int32_t added = queue.free_entry
     cdef Entry *entry = &queue.entries[added]
-    cdef Tenant *tenant = &queue.tenants[row]
     cdef List *entries
-    cdef uint64_t *kinds
+    cdef Line *line
     last_unlink(queue)
     queue.free_entry = entry.place
     entry.generation += 1
     entry.place = (row * 2 + retried) * CLASSES + priority
     queue.loads[added] = load
     entries = list_of(queue, entry)
-    if tenant.waiting == 0:
+    if queue.tenants[row].waiting == 0:
         turn_leave(queue, row, IDLE)
-    if entries.length == 0 and not retried:
-        if not is_in_line(tenant):
-            tenant.lift, tenant.counter = level(queue), counter_of(queue, tenant)
-        turn_join(queue, row, priority)
-    if not retried:
-        kinds = &line_of(queue, row, priority).kinds
-        kinds[0] = (kinds[0] if entries.length > 0 else 0) | <uint64_t>1 << load.kind
+    while not retried and row != NONE:  # of its tenant, and its team
+        line = line_of(queue, row, priority)
+        if line.entries.length == 0:
+            line_begin(queue, row, priority)
+        line.kinds |= <uint64_t>1 << load.kind
+        row = team_of(queue, row)
     if entries.length > 0:
         link(&queue.entries.link, sizeof(Entry) // sizeof(Link), added, entries.first)
     if entries.length == 0 or retried:
         entries.first = added
     entries_count(queue, entry, 1)
 
+cdef inline void line_end(Queue *queue, int32_t row, int32_t priority) noexcept:
+    # Remove a tenant or a team from a ring, if no entry is left in its line.
+    if line_of(queue, row, priority).entries.length == 0:
+        group_of(queue, row).last_level = queue.tenants[row].counter
+        turn_leave(queue, row, priority)
+
 cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
     cdef Entry *entry = &queue.entries[row]
-    cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry)
+    cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry), each = tenant
     cdef List *entries = list_of(queue, entry)
     entries_count(queue, entry, -1)
     entry.generation += 1
     last_unlink(queue)
     if entries.first == row:
         entries.first = entry.link.next
-    if entries.length == 0 and not is_retried(entry):
-        queue.last_level = queue.tenants[tenant].counter
-        turn_leave(queue, tenant, priority)
+    while not is_retried(entry) and each != NONE:
+        line_end(queue, each, priority)
+        each = team_of(queue, each)
     if queue.tenants[tenant].waiting == 0:
         turn_join(queue, tenant, IDLE)
     if queue.classes[priority].length == 0:
@@ -94,31 +114,40 @@ cdef inline int32_t entry_next(Queue *queue) noexcept:
         return NONE
     if queue.classes[priority].retried.length > 0:
         return queue.classes[priority].retried.first
-    return line_of(queue, turn_next(queue, priority), priority).entries.first
+    return line_of(queue, line_next(queue, priority), priority).entries.first
+
+cdef inline void turn_take(Queue *queue, int32_t row, int32_t priority, double cost) noexcept:
+    # Count a turn of a tenant or a team, and charge it.
+    cdef Ring *ring = &group_of(queue, row).rings[priority]
+    queue.clock = queue.tenants[row].turn = queue.clock + 1
+    if queue.by_tokens:
+        tenant_charge(queue, row, cost, False)
+    else:
+        # A second turn in a round means that no other is left to serve in it. This is the first of the next round.
+        turn_leave(queue, row, priority)
+        if line_of(queue, row, priority).since == ring.round:
+            ring.round, ring.first_served = ring.round + 1, NONE
+        line_of(queue, row, priority).since = ring.round
+        turn_join(queue, row, priority)
 
 cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
-    # Like `entry_leave`, and count the tenant's turn and charge.
+    # Like `entry_leave`, and count the turns and charges of the tenant and its team.
     cdef Entry *entry = &queue.entries[row]
-    cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry)
-    cdef Class *ring = &queue.classes[priority]
-    cdef double before = queue.tenants[tenant].counter
+    cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry), team = team_of(queue, tenant), each = tenant
+    cdef double before = queue.tenants[tenant].counter, cost = queue.loads[row].cost
+    cdef double team_before = 0.0 if team == NONE else queue.tenants[team].counter
     credits_accrue(queue, priority)
     if is_retried(entry):
         entry_leave(queue, row)
         return
-    queue.clock = queue.tenants[tenant].turn = queue.clock + 1
-    if queue.by_tokens:
-        # Charge first: out of line, a counter below the level would be lifted to it.
-        tenant_charge(queue, tenant, queue.loads[row].cost, False)
-    else:
-        # A second turn in a round means that no other is left to serve in it. This is the first of the next round.
-        turn_leave(queue, tenant, priority)
-        if line_of(queue, tenant, priority).since == ring.round:
-            ring.round, ring.first_served = ring.round + 1, NONE
-        line_of(queue, tenant, priority).since = ring.round
-        turn_join(queue, tenant, priority)
+    # Charge first: out of line, a counter below the level would be lifted to it.
+    while each != NONE:
+        turn_take(queue, each, priority, cost)
+        each, cost = team_of(queue, each), queue.loads[row].team_cost
     entry_leave(queue, row)
-    queue.last_level = before  # so that a refund of the last entry's charge is not lost
+    group_of(queue, tenant).last_level = before  # so that a refund of the last entry's charge is not lost
+    if team != NONE:
+        group_of(queue, team).last_level = team_before
 
 cdef inline int32_t first_of(Queue *queue, List *entries, uint64_t kinds) noexcept:
     # Return the first entry of these kinds, or NONE.
@@ -129,19 +158,19 @@ cdef inline int32_t first_of(Queue *queue, List *entries, uint64_t kinds) noexce
         row = queue.entries[row].link.next
     return NONE
 
-cdef inline int32_t class_first(Queue *queue, int32_t priority, uint64_t kinds) noexcept:
-    # Return the first entry of a class in the order of `pop` that is of these kinds, or NONE. All tenants of the
-    # class are visited, or under round robin those before it. Unlike `order_begin`, this changes no tree.
-    cdef List *tenants = &queue.classes[priority].tenants
+cdef inline int32_t group_first(Queue *queue, int32_t group, int32_t priority, uint64_t kinds) noexcept:
+    # Return the first entry of these kinds in the order of `pop`, of the members of a group in a class, or NONE. All
+    # members are visited, or under round robin those before it. Unlike `group_append`, this changes no tree.
+    cdef List *tenants = &queue.groups[group].rings[priority].tenants
     cdef Line *line
-    cdef int32_t tenant = tenants.first, best = NONE, row, first
-    first = first_of(queue, &queue.classes[priority].retried, kinds)
-    if first != NONE:
-        return first
+    cdef int32_t tenant = tenants.first, best = NONE, row, first = NONE
     for _ in range(tenants.length):
         line = line_of(queue, tenant, priority)
         if line.kinds & kinds and is_before(queue, priority, tenant, best):
-            row = first_of(queue, &line.entries, kinds)
+            if queue.tenants[tenant].members != TOP:
+                row = group_first(queue, queue.tenants[tenant].members, priority, kinds)
+            else:
+                row = first_of(queue, &line.entries, kinds)
             if row == NONE:
                 line.kinds &= ~kinds
             else:
@@ -160,11 +189,30 @@ cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t li
             handles.append(handle_of(queue, row))
         row = queue.entries[row].link.next
 
+cdef inline group_append(
+    Queue *queue, int32_t group, int32_t priority, list handles, Py_ssize_t limit, uint64_t kinds, list taken
+):
+    # Append entries of the members of a group, member by member. Under tokens, the members visited are added to
+    # `taken` and removed from the trees.
+    cdef int32_t tenant = turn_next(queue, group, priority)
+    cdef Line *line
+    for _ in range(queue.groups[group].rings[priority].tenants.length):
+        if len(handles) == limit:
+            break
+        line = line_of(queue, tenant, priority)
+        if line.kinds & kinds and queue.tenants[tenant].members != TOP:
+            group_append(queue, queue.tenants[tenant].members, priority, handles, limit, kinds, taken)
+        elif line.kinds & kinds:
+            list_append(queue, &line.entries, handles, limit, kinds)
+        if queue.by_tokens:
+            taken.append(tenant)
+            tree_put(queue, priority, tenant, NONE)  # until all are known
+        tenant = turn_next(queue, group, priority) if queue.by_tokens else line.link.next
+
 cdef inline list order_begin(Queue *queue, Py_ssize_t limit, uint64_t kinds):
     # Return the first `limit` handles of these kinds in the order in which `pop` tries them: beginning with the class
     # that is next.
     cdef int32_t urgent = class_next(queue), priority, tenant, entry, i
-    cdef Line *line
     handles, taken = [], []
     last_unlink(queue)
     try:
@@ -173,48 +221,66 @@ cdef inline list order_begin(Queue *queue, Py_ssize_t limit, uint64_t kinds):
             if len(handles) == limit or i == urgent or queue.classes[priority].length == 0:
                 continue
             if limit == 1:
-                entry = class_first(queue, priority, kinds)
+                entry = first_of(queue, &queue.classes[priority].retried, kinds)
+                entry = group_first(queue, TOP, priority, kinds) if entry == NONE else entry
                 if entry != NONE:
                     handles.append(handle_of(queue, entry))
                 continue
             list_append(queue, &queue.classes[priority].retried, handles, limit, kinds)
-            tenant = turn_next(queue, priority)
-            for _ in range(queue.classes[priority].tenants.length):
-                if len(handles) == limit:
-                    break
-                line = line_of(queue, tenant, priority)
-                if line.kinds & kinds:
-                    list_append(queue, &line.entries, handles, limit, kinds)
-                if queue.by_tokens:
-                    taken.append(tenant)
-                    tree_put(queue, priority, tenant, NONE)  # until all are known
-                tenant = turn_next(queue, priority) if queue.by_tokens else line.link.next
+            if queue.groups[TOP].rings[priority].tenants.length > 0:
+                group_append(queue, TOP, priority, handles, limit, kinds, taken)
     finally:
         for tenant in taken:
             trees_restore(queue, tenant)
     return handles
 
-cdef inline List *line_longest(Queue *queue, int32_t priority) noexcept:
-    # Return the line with the most entries, or NULL; of several, the one with the most distant turn.
-    cdef List *tenants = &queue.classes[priority].tenants
+cdef inline int32_t longest_of(Queue *queue, int32_t group, int32_t priority) noexcept:
+    # Return the member of a group with the most entries in a class, or NONE; of several, the one with the most
+    # distant turn.
+    cdef List *tenants = &queue.groups[group].rings[priority].tenants
     cdef int32_t tenant = tenants.first, longest = tenant, more, i
     for i in range(tenants.length):
         more = line_of(queue, tenant, priority).entries.length - line_of(queue, longest, priority).entries.length
         if more > 0 or (more == 0 and (not queue.by_tokens or is_before(queue, priority, longest, tenant))):
             longest = tenant
         tenant = line_of(queue, tenant, priority).link.next
-    return &line_of(queue, longest, priority).entries if tenants.length > 0 else NULL
+    return longest if tenants.length > 0 else NONE
+
+cdef inline int32_t line_to_shorten(Queue *queue, int32_t priority, int32_t own, int32_t team, int32_t slack) noexcept:
+    # Return the tenant that loses an entry of a class, or NONE. Its team, or the tenant itself if it has none, has at
+    # least `slack` more entries than those that wait for the newcomer's team or tenant; or if it is of the
+    # newcomer's team, than those that wait for the newcomer's tenant. Rows are NONE if nothing of them is known.
+    cdef int32_t unit = own if team == NONE else team, longest = longest_of(queue, TOP, priority)
+    if longest == NONE or line_of(queue, longest, priority).entries.length < waiting_of(queue, unit) + slack:
+        longest = team
+        if team == NONE or line_of(queue, team, priority).entries.length == 0:
+            return NONE
+    if queue.tenants[longest].members == TOP:
+        return longest
+    unit, longest = longest, longest_of(queue, queue.tenants[longest].members, priority)
+    if unit == team and line_of(queue, longest, priority).entries.length < waiting_of(queue, own) + slack:
+        return NONE
+    return longest
+
+cdef inline int32_t waiting_of(Queue *queue, int32_t tenant) noexcept:
+    return 0 if tenant == NONE else queue.tenants[tenant].waiting
 
 cdef inline list entries_before(Queue *queue, int32_t row):
     # Return the handles that leave before this entry, or all if it is NONE, by simulating the pops on a copy of the queue.
     cdef Queue future = queue[0]
-    cdef int32_t entry = entry_next(queue)
+    cdef int32_t entry = entry_next(queue), i
+    cdef Group *group
     entries = PyByteArray_FromStringAndSize(<char *>queue.entries, queue.entries_capacity * sizeof(Entry))
     tenants = PyByteArray_FromStringAndSize(<char *>queue.tenants, queue.tenants_capacity * sizeof(Tenant))
-    nodes = PyByteArray_FromStringAndSize(<char *>queue.nodes, queue.tenants_capacity * queue.nodes_size)
+    groups = PyByteArray_FromStringAndSize(<char *>queue.groups, queue.groups_capacity * sizeof(Group))
     future.entries = <Entry *>PyByteArray_AS_STRING(entries)
     future.tenants = <Tenant *>PyByteArray_AS_STRING(tenants)
-    future.nodes = <int32_t *>PyByteArray_AS_STRING(nodes)
+    future.groups = <Group *>PyByteArray_AS_STRING(groups)
+    nodes = []
+    for i in range(queue.groups_capacity):
+        group = &future.groups[i]
+        nodes.append(PyByteArray_FromStringAndSize(<char *>group.nodes, group.capacity * queue.nodes_size))
+        group.nodes = <int32_t *>PyByteArray_AS_STRING(nodes[i])
     handles = []
     while entry != row:
         handles.append(handle_of(&future, entry))

@@ -3,7 +3,7 @@
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 cdef enum:
@@ -15,6 +15,7 @@ cdef enum:
     ROWS_AT_FIRST = 32
     ROWS_AT_MOST = 1 << 28
     GENERATIONS = 0x7FFFFFFE
+    TOP = 0  # the group of all teams, and of the tenants without a team
 
 cdef struct Link:         # in a circular list of rows
     int32_t next, previous
@@ -32,48 +33,63 @@ cdef struct Entry:
 
 cdef struct Load:         # of the entry with the same row
     double cost
+    double team_cost      # charged to the tenant's team, if it has one
     int64_t size
     int32_t passed        # pops that passed it over because it did not fit
     int32_t kind
 
-cdef struct Line:         # a tenant's entries of one class, except retried ones
+cdef struct Line:         # a tenant's entries of one class, except retried ones; of a team, only how many all have
     Link link             # in the ring of the class
     List entries
     uint64_t kinds        # a bit for the kind of each entry; also kinds of entries that have left, until it is scanned
     int64_t since         # round robin: the round of the tenant's last turn; tokens: when it joined the ring
 
-cdef struct Tenant:
-    PyObject *name        # borrowed: the key in FairQueue.rows keeps it alive
+cdef struct Tenant:       # or a team
     double counter        # service in units of cost
-    double lift           # the level when it came in line; a refund lowers the counter no further
     int64_t turn          # when it was last served; 0: never, or forgotten
+    uint32_t rings        # the rings that it is in, one bit each
+    int32_t group         # of which it is a member
+    int32_t members       # a team: the group of its members; a tenant: TOP
+    int32_t place         # under tokens: its leaf in the trees of its group
     int32_t waiting       # its entries
     int32_t next_free
-    uint32_t rings        # the rings that it is in, one bit each
+    double lift           # the level when it came in line; a refund lowers the counter no further
+    PyObject *name        # borrowed: the key in FairQueue.rows or FairQueue.teams keeps it alive
     Line lines[RINGS]
+
+cdef struct Ring:
+    List tenants          # from the one to serve next
+    int32_t first_served  # from there to the end, tenants that this round has served; or NONE
+    int64_t round         # from 1
+
+# Tenants that take turns with each other: the queue has one group of all teams and of the tenants without a team, and
+# one for the members of each team. A tenant without a team is served as if there were no groups.
+cdef struct Group:
+    Ring rings[RINGS]
+    double last_level     # the level while no member is in line: the last counter that was in line
+    int32_t *nodes        # under tokens: node i of tree t at i * RINGS + t (tenants.pxd); then a row of places, of which those from `members` on are free
+    int32_t capacity      # places
+    int32_t members       # waiting or remembered
+    int32_t team          # its row, or NONE; of a free group, the next free one
 
 cdef struct Class:
     int64_t length
     double credit         # pops that a waiting class is owed
     List retried
-    List tenants          # the ring, from the one to serve next
-    int32_t first_served  # from there to the end, tenants that this round has served; or NONE
-    int64_t round         # from 1
 
 cdef struct Queue:
     Entry *entries
     Load *loads
     Tenant *tenants
-    int32_t *nodes        # under tokens: node i of tree t at i * RINGS + t (tenants.pxd)
-    size_t nodes_size     # bytes for each tenant: two nodes in each tree, or nothing
-    int32_t entries_capacity, tenants_capacity
-    int32_t free_entry, free_tenant
+    Group *groups
+    size_t nodes_size     # bytes for each place: two nodes in each tree and the stack of free places, or nothing
+    int32_t entries_capacity, tenants_capacity, groups_capacity
+    int32_t free_entry, free_tenant, free_group
     bint by_tokens
     double min_share
-    double last_level     # the level while no tenant is in line: the last counter that was in line
     int64_t length
     int64_t clock         # counts turns, and tenants that joined a ring
-    Class classes[RINGS]
+    Class classes[CLASSES]
 
 # Links are `stride` links apart: they are parts of other rows.
 cdef inline void link(Link *links, Py_ssize_t stride, int32_t row, int32_t next) noexcept:

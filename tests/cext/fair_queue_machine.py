@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from cext.fair_queue_oracle import SLACK, FairQueueOracle, counts, pushed
+from cext.fair_queue_oracle import SLACK, FairQueueOracle, Team, counts, pushed
 
 MACHINE_SETTINGS = settings(
     stateful_step_count=40,
@@ -14,11 +14,18 @@ MACHINE_SETTINGS = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-NAMES = ("ann", "bob", "1", 1, -(2**70))
-tenants = st.sampled_from(NAMES)
+# The tenants of a run. Those of a run without teams are together five, so that they often meet.
+RED, BLUE = "ann", 1  # teams, of which tenants have the names, too
+NAMES = {
+    "none": ("ann", "bob", "1", 1, -(2**70)),
+    "some": ("ann", 1, (RED, "ann"), (RED, "bob"), (BLUE, "ann")),
+    "all": ((RED, "ann"), (RED, "bob"), (RED, 1), (BLUE, "bob"), (BLUE, -(2**70))),
+}
+tenants = st.integers(0, 4)  # an index into the names of the run
 priorities = st.sampled_from([1, 1, 1, 0, 7])
 plain_costs = st.sampled_from([1.0, 1.0, 1.0, 0.0, 2.0, 5.5])
 costs = st.one_of(plain_costs, plain_costs, plain_costs, st.floats(min_value=0, max_value=1e9))
+team_costs = st.one_of(st.none(), st.none(), plain_costs)
 sizes = st.sampled_from([0, 1, 2, 3, 2**48 - 1])
 kinds = st.sampled_from([0, 0, 1, 63])
 tried_kinds = st.sampled_from([*[None] * 9, 0, 1, 2, 1 << 63])
@@ -28,6 +35,13 @@ impossible_arguments = st.sampled_from(
         {"tenant": True},
         {"tenant": None},
         {"tenant": 1.0},
+        {"tenant": ("ann",)},
+        {"tenant": ("ann", None)},
+        {"tenant": (True, "ann")},
+        {"tenant": ("ann", "ann", "ann")},
+        {"team_cost": -1},
+        {"team_cost": float("nan")},
+        {"team_cost": "1"},
         {"cost": -1},
         {"cost": float("inf")},
         {"cost": float("nan")},
@@ -81,9 +95,11 @@ class FairQueueMachine(RuleBasedStateMachine):
         fairness=st.sampled_from(["roundRobin", "tokens"]),
         min_share=st.sampled_from([0.0, 0.0, 0.1, 0.4]),
         bypass=st.sampled_from([0, 1, 2, 8]),
+        teams=st.sampled_from(list(NAMES)),
     )
-    def begin(self, **options):
+    def begin(self, teams, **options):
         options |= self.fixed_options
+        self.names = NAMES[options.pop("teams", teams)]
         self.capacity = options["capacity"]
         self.in_rounds = options["fairness"] == "roundRobin"
         self.queue = self.new_queue(**options)
@@ -94,13 +110,21 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     # Adding entries
 
-    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
-    def push(self, tenant, cost, priority, size, kind):
-        return self.push_to_both(tenant, cost, priority, size, kind)
+    @rule(
+        target=handles,
+        tenant=tenants,
+        cost=costs,
+        priority=priorities,
+        size=sizes,
+        kind=kinds,
+        team_cost=team_costs,
+    )
+    def push(self, tenant, cost, priority, size, kind, team_cost):
+        return self.push_to_both(self.names[tenant], cost, priority, size, kind, team_cost=team_cost)
 
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
     def push_retried(self, tenant, cost, priority, size, kind):
-        return self.push_to_both(tenant, cost, priority, size, kind, retried=True)
+        return self.push_to_both(self.names[tenant], cost, priority, size, kind, retried=True)
 
     @rule(
         target=handles,
@@ -110,7 +134,9 @@ class FairQueueMachine(RuleBasedStateMachine):
     )
     def push_several(self, entries, priority, size):
         admitted = entries[: max(self.capacity - len(self.oracle), 0)]
-        return multiple(*[self.push_to_both(tenant, 1.0, priority, size, kind) for tenant, kind in admitted])
+        return multiple(
+            *[self.push_to_both(self.names[tenant], 1.0, priority, size, kind) for tenant, kind in admitted]
+        )
 
     @rule(arguments=impossible_arguments, retried=st.booleans())
     def push_invalid_entry(self, arguments, retried):
@@ -183,8 +209,9 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.discard_from_both(handle)
             assert not self.queue.discard(handle)
         if next_call in ("push", "push retried"):
-            return self.push_to_both(tenant, retried=next_call == "push retried", priority=priority)
-        NEXT_CALLS[next_call](self, discards[0], tenant, priority)
+            retried = next_call == "push retried"
+            return self.push_to_both(self.names[tenant], retried=retried, priority=priority)
+        NEXT_CALLS[next_call](self, discards[0], self.names[tenant], priority)
         return multiple()
 
     @rule(
@@ -198,10 +225,11 @@ class FairQueueMachine(RuleBasedStateMachine):
         """Push and discard until a one-byte counter wraps. Entries that wait meanwhile must stay valid."""
         if not enabled or len(self.oracle) >= self.capacity:
             return multiple()
-        added = [self.push_to_both(tenant, priority=priority)]
+        name = self.names[tenant]
+        added = [self.push_to_both(name, priority=priority)]
         for _ in range(count):
             self.discard_from_both(added[-1])
-            added.append(self.push_to_both(tenant, priority=priority))
+            added.append(self.push_to_both(name, priority=priority))
         assert not any(self.queue.discard(handle) for handle in added[:-1])
         for handle, (oracle_handle, _tenant, _priority) in self.oracle_handles.items():
             assert (oracle_handle in self.oracle) == (handle in self.queue)
@@ -217,8 +245,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         """Displace an entry. Callers do this when the queue is full, so a small queue is filled first."""
         free_places = max(self.capacity - len(self.oracle), 0)
         admitted = entries[:free_places] if self.capacity <= len(entries) else []
-        added = [self.push_to_both(name, priority=other) for name, other in admitted]
-        self.check_displaced(tenant, priority)
+        added = [self.push_to_both(self.names[name], priority=other) for name, other in admitted]
+        self.check_displaced(self.names[tenant], priority)
         return multiple(*added)
 
     @rule(handle=handles, enabled=st.sampled_from([False, False, False, False, True]))
@@ -230,9 +258,9 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     # Counters
 
-    @rule(tenant=tenants, method=st.sampled_from(["charge", "refund"]), cost=costs)
-    def correct(self, tenant, method, cost):
-        self.check_counters(method, tenant, cost)
+    @rule(tenant=tenants, method=st.sampled_from(["charge", "refund"]), cost=costs, team_cost=team_costs)
+    def correct(self, tenant, method, cost, team_cost):
+        self.check_counters(method, self.names[tenant], cost, team_cost)
 
     # Queries
 
@@ -260,9 +288,11 @@ class FairQueueMachine(RuleBasedStateMachine):
     def counts_are_equal(self):
         assert counts(self.oracle) == counts(self.queue)
         assert self.oracle.pushed == pushed(self.queue)
-        for tenant in (*NAMES, "nobody"):
+        for tenant in (*self.names, "nobody", (RED, "nobody"), ("nobody", "ann")):
             assert self.oracle.waiting(tenant) == self.queue.waiting(tenant)
             assert self.oracle.counter(tenant) == self.queue.counter(tenant)
+        for team in (RED, BLUE, "nobody"):
+            assert self.oracle.team_counter(team) == self.queue.team_counter(team)
         type(self).comparisons += 1
 
     @invariant()
@@ -272,14 +302,21 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def leads_are_counted_while_both_wait(self):
-        """Drop the leads of tenants that left. While two tenants wait, neither leads by two turns."""
+        """Drop the leads of those who left. While two of a group wait, neither leads by two turns."""
         for key in list(self.leads):
-            priority, *pair = key
-            if not self.oracle.lines[priority].keys() >= set(pair):
+            group, priority, *pair = key
+            if not self.lines_of(group, priority).keys() >= set(pair):
                 del self.leads[key]
 
-    def push_to_both(self, tenant, cost=1.0, priority=1, size=0, kind=0, *, retried=False):
+    def lines_of(self, group, priority):
+        """Return the lines of a class: of the top group (None), or of the members of a team."""
+        if group is None:
+            return self.oracle.top.lines[priority]
+        return self.oracle.groups[group].lines[priority] if group in self.oracle.groups else {}
+
+    def push_to_both(self, tenant, cost=1.0, priority=1, size=0, kind=0, *, retried=False, team_cost=None):
         options = {"priority": priority, "size": size, "kind": kind, "retried": retried}
+        options |= {} if team_cost is None else {"team_cost": team_cost}
         expected = outcome(self.oracle.push, tenant, cost, **options)
         actual = outcome(self.queue.push, tenant, cost, **options)
         assert expected[0] == actual[0]
@@ -303,10 +340,14 @@ class FairQueueMachine(RuleBasedStateMachine):
         _oracle_handle, served, priority = self.oracle_handles[popped]
         if not self.in_rounds or popped in self.retried:
             return
-        for other in self.oracle.lines[priority].keys() - {served}:
-            self.leads[priority, served, other] += 1
-            self.leads[priority, other, served] -= 1
-            assert self.leads[priority, served, other] <= 1
+        path = [(None, served)]
+        if type(served) is tuple:
+            path = [(None, Team(served[0])), (served[0], served)]
+        for group, member in path:
+            for other in self.lines_of(group, priority).keys() - {member}:
+                self.leads[group, priority, member, other] += 1
+                self.leads[group, priority, other, member] -= 1
+                assert self.leads[group, priority, member, other] <= 1
 
     def check_ahead(self, handle):
         kind, value = outcome(self.queue.ahead, handle)
@@ -323,7 +364,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         getattr(self.queue, method)(*arguments)
 
     def check_displaced(self, tenant, priority):
-        before = {name: self.oracle.waiting(name) for name in NAMES}
+        before = {name: self.oracle.waiting(name) for name in self.names}
+        before |= {Team(name): self.oracle.waiting_in(Team(name)) for name in (RED, BLUE)}
         expected = self.oracle.displace(tenant, priority=priority)
         actual = self.queue.displace(tenant, priority=priority)
         if actual is None:
@@ -331,18 +373,26 @@ class FairQueueMachine(RuleBasedStateMachine):
             return
         oracle_handle, displaced_tenant, displaced_priority = self.oracle_handles[actual]
         assert actual not in self.retried
+        loser, newcomer = self.oracle.path(displaced_tenant), self.oracle.path(tenant)
+        # Those who share a team are compared within it, all others as members of the top group.
+        level = -1 if loser[0] == newcomer[0] else 0
         assert displaced_priority > priority or (
-            displaced_priority == priority and before[displaced_tenant] >= before[tenant] + SLACK
+            displaced_priority == priority and before[loser[level][1]] >= before[newcomer[level][1]] + SLACK
         )
         assert expected == oracle_handle
 
-    def check_counters(self, method, tenant, amount):
-        """Of the tenants in line, only the one with a refund may have a lower counter."""
-        before = {name: self.queue.counter(name) for name in self.oracle.in_line()}
-        getattr(self.oracle, method)(tenant, amount)
-        getattr(self.queue, method)(tenant, amount)
+    def check_counters(self, method, tenant, amount, team_amount=None):
+        """Only the tenant with a refund, and its team, may then have a lower counter in line."""
+        before = {name: self.queue.counter(name) for name in self.names if self.oracle.is_in_line(name)}
+        teams = {team: self.queue.team_counter(team) for team in (RED, BLUE)}
+        options = {} if team_amount is None else {"team_cost": team_amount}
+        getattr(self.oracle, method)(tenant, amount, **options)
+        getattr(self.queue, method)(tenant, amount, **options)
         for name, counter in before.items():
             assert counter <= self.queue.counter(name) or (method, name) == ("refund", tenant)
+        for team, counter in teams.items():
+            if method == "charge":
+                assert counter <= self.queue.team_counter(team)
 
     def translated(self, actual):
         kind, value = actual

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fairlead._cext.fairqueue import FairQueueEntry, QueueFullError
 
@@ -14,19 +15,50 @@ ONE_POP = 1 - 1e-9
 
 @dataclass
 class Entry:
-    tenant: str | int
+    tenant: str | int | tuple
     cost: float
     priority: int
     size: int
     retried: bool
     kind: int
+    team_cost: float
     passed: int = 0
+
+
+class Team(NamedTuple):
+    """A team as a member of the top group, where a tenant may have the same name."""
+
+    name: str | int
+
+
+class Group:
+    """Members that take turns with each other: all teams and lone tenants, or the tenants of one team."""
+
+    def __init__(self):
+        # One of each per class. A tenant's line has its handles except retried ones, a team's those of all
+        # members. A dict keeps the order of insertion, so under round robin its first has the next turn.
+        self.lines = [{} for _ in range(CLASSES)]
+        self.served = [set() for _ in range(CLASSES)]  # members served in this round, with or without a line
+        # One entry for each known member.
+        self.counters, self.lifts, self.turns = {}, {}, {}
+        self.joined = {}  # (member, priority) -> when its line began
+        self.floor = 0.0
+
+    def in_line(self):
+        return {member for lines in self.lines for member in lines}
+
+    def level(self):
+        return min((self.counters[member] for member in self.in_line()), default=self.floor)
+
+    def counter(self, member):
+        own = self.counters.get(member, 0.0)
+        return own if member in self.in_line() else max(own, self.level())
 
 
 class FairQueueOracle:
     """The interface of `FairQueue`; its handles are 0, 1, 2, …
 
-    It remembers every tenant. The kernel remembers the 2048 that matter most.
+    It remembers every tenant. The kernel remembers the 2048 that matter most of each group.
     """
 
     def __init__(self, *, capacity, fairness="roundRobin", min_share=0.0, bypass=8):
@@ -39,30 +71,37 @@ class FairQueueOracle:
         self.begin()
 
     def begin(self):
-        # One of each per class. A tenant's line has its handles except retried ones. A dict keeps the order
-        # of insertion, so under round robin its first tenant has the next turn.
-        self.lines = [{} for _ in range(CLASSES)]
         self.retried = [[] for _ in range(CLASSES)]
         self.credits = [0.0] * CLASSES
-        self.served = [set() for _ in range(CLASSES)]  # tenants served in this round, with or without a line
-        # One entry for each known tenant.
-        self.counters, self.lifts, self.turns = {}, {}, {}
-        self.joined = {}  # (tenant, priority) -> when its line began
+        self.top = Group()
+        self.groups = {}  # team -> its members
         self.moment = 0
-        self.floor = 0.0
+
+    def path(self, tenant):
+        """Return the groups in which a tenant's entries take turns, each with the member that takes them."""
+        if type(tenant) is not tuple:
+            return [(self.top, tenant)]
+        return [(self.top, Team(tenant[0])), (self.groups.setdefault(tenant[0], Group()), tenant)]
+
+    def charges(self, tenant, cost, team_cost):
+        """Return what each group on the path charges."""
+        costs = [cost if team_cost is None else team_cost, cost]
+        return list(zip(self.path(tenant), costs[-len(self.path(tenant)) :], strict=True))
 
     # Adding entries
 
-    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0, retried=False):
-        check_arguments(tenant, cost, priority, size, kind)
+    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0, retried=False, team_cost=None):
+        check_arguments(tenant, cost, priority, size, kind, team_cost)
         if len(self) >= self.capacity and not retried:
             self.refused += 1
             raise QueueFullError
-        handle = self.new_entry(Entry(tenant, cost, priority, size, retried, kind))
+        team_cost = cost if team_cost is None else team_cost
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried, kind, team_cost))
         if retried:
             self.retried[priority].insert(0, handle)
         else:
-            self.line(tenant, priority).append(handle)
+            for group, member in self.path(tenant):
+                self.line(group, member, priority).append(handle)
         return handle
 
     def new_entry(self, entry):
@@ -71,24 +110,24 @@ class FairQueueOracle:
         self.pushed += 1
         return handle
 
-    def line(self, tenant, priority):
-        if tenant not in self.lines[priority]:
-            self.join(tenant, priority)
-        return self.lines[priority][tenant]
+    def line(self, group, member, priority):
+        if member not in group.lines[priority]:
+            self.join(group, member, priority)
+        return group.lines[priority][member]
 
-    def join(self, tenant, priority):
-        if tenant not in self.in_line():
-            self.lift(tenant)
+    def join(self, group, member, priority):
+        if member not in group.in_line():
+            self.lift(group, member)
         self.moment += 1
-        self.joined[tenant, priority] = self.moment
-        lines, served = self.lines[priority], self.served[priority]
-        lines[tenant] = []
-        order = sorted(lines, key=lambda member: member in served)  # a stable sort: served tenants come last
-        self.lines[priority] = {member: lines[member] for member in order}
+        group.joined[member, priority] = self.moment
+        lines, served = group.lines[priority], group.served[priority]
+        lines[member] = []
+        order = sorted(lines, key=lambda other: other in served)  # a stable sort: served members come last
+        group.lines[priority] = {other: lines[other] for other in order}
 
-    def lift(self, tenant):
-        self.lifts[tenant] = self.level()
-        self.counters[tenant] = max(self.counters.get(tenant, 0.0), self.level())
+    def lift(self, group, member):
+        group.lifts[member] = group.level()
+        group.counters[member] = max(group.counters.get(member, 0.0), group.level())
 
     # Removing entries
 
@@ -126,26 +165,29 @@ class FairQueueOracle:
     def serve(self, handle):
         entry = self.entries[handle]
         self.accrue(entry.priority)
-        before = self.counters.get(entry.tenant, 0.0)
+        charges = self.charges(entry.tenant, entry.cost, entry.team_cost)
+        before = [group.counters.get(member, 0.0) for (group, member), _ in charges]
         if not entry.retried:
-            self.add(entry.tenant, entry.cost)  # before `leave`, after which `counter` could lift it
+            for (group, member), cost in charges:
+                self.add(group, member, cost)  # before `leave`, after which `counter` could lift it
         self.leave(handle)
-        if not self.in_line() and not entry.retried:
-            self.floor = before
         self.popped += 1
         if not entry.retried:
-            self.take_turn(entry)
+            for (group, member), earlier in zip(self.path(entry.tenant), before, strict=True):
+                if not group.in_line():
+                    group.floor = earlier
+                self.take_turn(group, member, entry.priority)
         self.forget_idle(entry.tenant)
 
-    def take_turn(self, entry):
-        served, lines = self.served[entry.priority], self.lines[entry.priority]
-        if entry.tenant in served:  # a second turn starts the next round
+    def take_turn(self, group, member, priority):
+        served, lines = group.served[priority], group.lines[priority]
+        if member in served:  # a second turn starts the next round
             served.clear()
-        served.add(entry.tenant)
-        if entry.tenant in lines:
-            lines[entry.tenant] = lines.pop(entry.tenant)
+        served.add(member)
+        if member in lines:
+            lines[member] = lines.pop(member)
         self.moment += 1
-        self.turns[entry.tenant] = self.moment
+        group.turns[member] = self.moment
 
     def discard(self, handle):
         if handle not in self.entries:
@@ -159,30 +201,50 @@ class FairQueueOracle:
     def displace(self, tenant, *, priority=1):
         check_arguments(tenant, priority=priority)
         for other in reversed(range(priority, CLASSES)):
-            order = self.tenants_in_order(other)
-            if not order:
-                continue
-            longest = max(reversed(order), key=lambda member: len(self.lines[other][member]))
-            line = self.lines[other][longest]
-            if other > priority or len(line) >= self.waiting(tenant) + self.slack:
+            line = self.line_to_shorten(tenant, other, self.slack if other == priority else -math.inf)
+            if line is not None:
                 handle = line[-1]
+                displaced = self.entries[handle].tenant
                 self.leave(handle)
-                self.forget_idle(longest)
+                self.forget_idle(displaced)
                 self.displaced += 1
                 return handle
         return None
+
+    def line_to_shorten(self, tenant, priority, slack):
+        """Return the line of a class that loses its newest entry for a newcomer of this tenant, or None."""
+        (top, own), *inner = self.path(tenant)
+        unit = self.longest(top, priority)
+        if unit is None or len(top.lines[priority][unit]) < self.waiting_in(own) + slack:
+            unit = own
+            if not inner or own not in top.lines[priority]:
+                return None
+        if not isinstance(unit, Team):
+            return top.lines[priority][unit]
+        group = self.groups[unit.name]
+        line = group.lines[priority][self.longest(group, priority)]
+        return None if unit == own and len(line) < self.waiting(tenant) + slack else line
+
+    def longest(self, group, priority):
+        order = self.in_order(group, priority)
+        return max(reversed(order), key=lambda member: len(group.lines[priority][member]), default=None)
+
+    def waiting_in(self, member):
+        """Return how many entries wait of a member of the top group."""
+        return sum(self.path(entry.tenant)[0][1] == member for entry in self.entries.values())
 
     def leave(self, handle):
         entry = self.entries.pop(handle)
         if entry.retried:
             self.retried[entry.priority].remove(handle)
         else:
-            line = self.lines[entry.priority][entry.tenant]
-            line.remove(handle)
-            if not line:
-                del self.lines[entry.priority][entry.tenant]
-            if not self.in_line():
-                self.floor = self.counters[entry.tenant]
+            for group, member in self.path(entry.tenant):
+                line = group.lines[entry.priority][member]
+                line.remove(handle)
+                if not line:
+                    del group.lines[entry.priority][member]
+                if not group.in_line():
+                    group.floor = group.counters[member]
         if all(other.priority != entry.priority for other in self.entries.values()):
             self.credits[entry.priority] = 0.0
 
@@ -197,18 +259,27 @@ class FairQueueOracle:
         urgent = self.class_next()
         for priority in sorted(range(CLASSES), key=lambda priority: (priority != urgent, priority)):
             yield from list(self.retried[priority])
-            for tenant in self.tenants_in_order(priority):
-                yield from list(self.lines[priority][tenant])
+            for member in self.in_order(self.top, priority):
+                yield from self.line_in_order(member, priority)
 
-    def tenants_in_order(self, priority):
+    def line_in_order(self, member, priority):
+        """Return the entries of a member of the top group in the order in which they are tried."""
+        if not isinstance(member, Team):
+            return list(self.top.lines[priority][member])
+        group = self.groups[member.name]
+        return [
+            handle for tenant in self.in_order(group, priority) for handle in group.lines[priority][tenant]
+        ]
+
+    def in_order(self, group, priority):
         if not self.by_tokens:
-            return list(self.lines[priority])
+            return list(group.lines[priority])
         return sorted(
-            self.lines[priority],
-            key=lambda tenant: (
-                self.counters[tenant],
-                self.turns.get(tenant, 0),
-                self.joined[tenant, priority],
+            group.lines[priority],
+            key=lambda member: (
+                group.counters[member],
+                group.turns.get(member, 0),
+                group.joined[member, priority],
             ),
         )
 
@@ -227,42 +298,60 @@ class FairQueueOracle:
 
     # Counters
 
-    def charge(self, tenant, cost):
-        check_arguments(tenant, cost)
-        self.add(tenant, cost)
+    def charge(self, tenant, cost, *, team_cost=None):
+        check_arguments(tenant, cost, team_cost=team_cost)
+        for (group, member), each in self.charges(tenant, cost, team_cost):
+            self.add(group, member, each)
         self.forget_idle(tenant)
 
-    def refund(self, tenant, cost):
-        check_arguments(tenant, cost)
-        if self.by_tokens and tenant in self.counters:
-            least = self.lifts[tenant] if tenant in self.in_line() else self.level()
-            after = max(self.counter(tenant) - cost, least)
-            self.counters[tenant] = min(self.counters[tenant], after)
-            self.forget_idle(tenant)
+    def refund(self, tenant, cost, *, team_cost=None):
+        check_arguments(tenant, cost, team_cost=team_cost)
+        if self.by_tokens:
+            is_known = tenant in self.path(tenant)[-1][0].counters
+            for (group, member), each in self.charges(tenant, cost, team_cost):
+                self.subtract(group, member, each)
+            if is_known:
+                self.forget_idle(tenant)
+
+    def subtract(self, group, member, cost):
+        if member in group.counters:
+            least = group.lifts[member] if member in group.in_line() else group.level()
+            after = max(group.counter(member) - cost, least)
+            group.counters[member] = min(group.counters[member], after)
 
     def counter(self, tenant):
         check_arguments(tenant)
-        own = self.counters.get(tenant, 0.0)
-        return own if tenant in self.in_line() else max(own, self.level())
+        group, member = self.path(tenant)[-1]
+        return group.counter(member)
 
-    def add(self, tenant, cost):
+    def team_counter(self, team):
+        check_arguments((team, team))
+        return self.top.counter(Team(team))
+
+    def add(self, group, member, cost):
         if self.by_tokens:
-            self.counters[tenant] = min(self.counter(tenant) + cost, 1e300)
-
-    def level(self):
-        return min((self.counters[tenant] for tenant in self.in_line()), default=self.floor)
-
-    def in_line(self):
-        return {tenant for lines in self.lines for tenant in lines}
+            group.counters[member] = min(group.counter(member) + cost, 1e300)
 
     def forget_idle(self, changed):
-        waiting = {entry.tenant for entry in self.entries.values()}
-        if changed in waiting:
+        if self.waiting(changed):
             return
-        for tenant in self.counters.keys() - waiting:
-            if (self.counters[tenant], self.turns.get(tenant, 0)) <= (self.level(), 0):
-                self.counters.pop(tenant)
-                self.turns.pop(tenant, None)
+        group, _ = self.path(changed)[-1]
+        self.forget_in(group)
+        if group is not self.top and not group.counters:
+            self.forget_in(self.top)
+
+    def forget_in(self, group):
+        waiting = {member for entry in self.entries.values() for _, member in self.path(entry.tenant)}
+        for member in group.counters.keys() - waiting:
+            members = self.groups[member.name].counters if isinstance(member, Team) else ()
+            if not members and (group.counters[member], group.turns.get(member, 0)) <= (group.level(), 0):
+                self.forget(group, member)
+
+    def forget(self, group, member):
+        group.counters.pop(member)
+        group.turns.pop(member, None)
+        if isinstance(member, Team):
+            self.groups.pop(member.name)
 
     # Queries
 
@@ -277,7 +366,12 @@ class FairQueueOracle:
 
     def entry(self, handle):
         entry = self.entries[handle]
-        return FairQueueEntry(entry.tenant, entry.cost, entry.priority, entry.size, entry.kind, entry.retried)
+        place = (entry.priority, entry.size, entry.kind, entry.retried)
+        return FairQueueEntry(entry.tenant, entry.cost, *place, entry.team_cost)
+
+    def is_in_line(self, tenant):
+        group, member = self.path(tenant)[-1]
+        return member in group.in_line()
 
     def waiting(self, tenant):
         check_arguments(tenant)
@@ -310,12 +404,15 @@ def check(condition):
         raise ValueError
 
 
-def check_arguments(tenant, cost=1.0, priority=1, size=0, kind=0):
-    if type(tenant) not in (str, int):
-        raise TypeError("tenant")
-    if not isinstance(cost, (int, float)) or not isinstance(priority, int) or not isinstance(size, int):
-        raise TypeError("cost, priority or size")
-    if not isinstance(kind, int):
-        raise TypeError("kind")
+def check_arguments(tenant, cost=1.0, priority=1, size=0, kind=0, team_cost=None):
+    for name in tenant if type(tenant) is tuple and len(tenant) == 2 else [tenant]:
+        if type(name) not in (str, int):
+            raise TypeError("tenant")
+    for amount in [cost] if team_cost is None else [cost, team_cost]:
+        if not isinstance(amount, (int, float)):
+            raise TypeError("cost")
+        check(math.isfinite(amount) and amount >= 0)
+    if not isinstance(kind, int) or not isinstance(priority, int) or not isinstance(size, int):
+        raise TypeError("priority, size or kind")
     check(0 <= kind < 64)
-    check(math.isfinite(cost) and cost >= 0 and 0 <= priority < CLASSES and 0 <= size < 2**48)
+    check(0 <= priority < CLASSES and 0 <= size < 2**48)

@@ -154,8 +154,8 @@ def test_pushed_values_can_be_read_back(new_queue):
     number = queue.push(1, 12.5, priority=3, size=7, kind=2)
     text = queue.push("1", retried=True)
     assert [queue.entry(handle) for handle in (number, text)] == [
-        (1, 12.5, 3, 7, 2, False),
-        ("1", 1.0, 1, 0, 0, True),
+        (1, 12.5, 3, 7, 2, False, 12.5),
+        ("1", 1.0, 1, 0, 0, True, 1.0),
     ]
     assert (queue.waiting(1), queue.waiting("1"), queue.waiting("nobody")) == (1, 1, 0)
 

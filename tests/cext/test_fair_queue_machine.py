@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cext.fair_queue_machine import MACHINE_SETTINGS, FairQueueMachine
-from cext.fair_queue_oracle import FairQueueOracle, check_arguments
+from cext.fair_queue_oracle import FairQueueOracle, Team, check_arguments
 from fairlead._cext.fairqueue import FairQueue, QueueFullError
 from first_failure import until_first_failure
 
@@ -35,33 +35,34 @@ class LastInFirstOut(FairQueueOracle):
     def push(self, tenant, cost=1.0, *, priority=1, retried=False, **options):
         handle = super().push(tenant, cost, priority=priority, retried=retried, **options)
         if not retried:
-            line = self.lines[priority][tenant]
+            group, member = self.path(tenant)[-1]
+            line = group.lines[priority][member]
             line.insert(0, line.pop())
         return handle
 
 
 class ServedTenantStaysInFront(FairQueueOracle):
-    def take_turn(self, entry):
-        before = self.lines[entry.priority].copy()
-        super().take_turn(entry)
-        after = self.lines[entry.priority]
-        self.lines[entry.priority] = {tenant: after[tenant] for tenant in before}
+    def take_turn(self, group, member, priority):
+        before = group.lines[priority].copy()
+        super().take_turn(group, member, priority)
+        after = group.lines[priority]
+        group.lines[priority] = {other: after[other] for other in before}
 
 
 class ReturningTenantGoesToTheFront(FairQueueOracle):
-    def join(self, tenant, priority):
-        super().join(tenant, priority)
-        lines = self.lines[priority]
-        self.lines[priority] = {tenant: lines.pop(tenant)} | lines
+    def join(self, group, member, priority):
+        super().join(group, member, priority)
+        lines = group.lines[priority]
+        group.lines[priority] = {member: lines.pop(member)} | lines
 
 
 class RoundsNeverEnd(FairQueueOracle):
     detected_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
 
-    def take_turn(self, entry):
-        served = self.served[entry.priority].copy()
-        super().take_turn(entry)
-        self.served[entry.priority] |= served
+    def take_turn(self, group, member, priority):
+        served = group.served[priority].copy()
+        super().take_turn(group, member, priority)
+        group.served[priority] |= served
 
 
 class DiscardCountsAsATurn(FairQueueOracle):
@@ -70,8 +71,9 @@ class DiscardCountsAsATurn(FairQueueOracle):
     def discard(self, handle):
         entry = self.entries.get(handle)
         discarded = super().discard(handle)
-        if discarded and entry.tenant in self.lines[entry.priority]:
-            self.take_turn(entry)
+        if discarded and self.is_in_line(entry.tenant):
+            for group, member in self.path(entry.tenant):
+                self.take_turn(group, member, entry.priority)
         return discarded
 
 
@@ -185,16 +187,9 @@ class DisplacesAHigherClass(FairQueueOracle):
 class DisplacesTheOldest(FairQueueOracle):
     detected_with = {"capacity": 6}  # noqa: RUF012
 
-    def displace(self, tenant, *, priority=1):
-        self.turn_lines_round()
-        try:
-            return super().displace(tenant, priority=priority)
-        finally:
-            self.turn_lines_round()
-
-    def turn_lines_round(self):
-        for line in [line for lines in self.lines for line in lines.values()]:
-            line.reverse()
+    def line_to_shorten(self, tenant, priority, slack):
+        line = super().line_to_shorten(tenant, priority, slack)
+        return line and line[::-1]
 
 
 # Retries -------------------------------------------------------------------------------------------
@@ -222,7 +217,7 @@ class RetryIsChargedAgain(FairQueueOracle):
         entry = self.entries[handle]
         super().serve(handle)
         if entry.retried:
-            self.add(entry.tenant, entry.cost)
+            self.charge(entry.tenant, entry.cost)
 
 
 class RetryTakesATurn(FairQueueOracle):
@@ -230,7 +225,8 @@ class RetryTakesATurn(FairQueueOracle):
         entry = self.entries[handle]
         super().serve(handle)
         if entry.retried and not self.by_tokens:
-            self.take_turn(entry)
+            for group, member in self.path(entry.tenant):
+                self.take_turn(group, member, entry.priority)
 
 
 # Bypass and budget ---------------------------------------------------------------------------------
@@ -259,9 +255,8 @@ class SkippedIsPassed(FairQueueOracle):
 
 
 class OnlyTheFirstOfALineIsChecked(FairQueueOracle):
-    def order(self):
-        lines = [line for lines in self.lines for line in lines.values()]
-        yield from (handle for handle in super().order() if all(handle not in line[1:] for line in lines))
+    def line_in_order(self, member, priority):
+        return super().line_in_order(member, priority)[:1]
 
 
 class KindsAreIgnored(FairQueueOracle):
@@ -273,7 +268,7 @@ class KindOfTheFirstCountsForItsLine(FairQueueOracle):
     """As if a line noted only the kind of its first entry."""
 
     def pop(self, fits=None, *, kinds=None):
-        for lines in self.lines:
+        for lines in self.top.lines:
             for line in lines.values():
                 for handle in line:
                     self.entries[handle].kind = self.entries[line[0]].kind
@@ -293,39 +288,155 @@ class BudgetAppliesToEachEntry(FairQueueOracle):
 class NoTenantIsLifted(FairQueueOracle):
     detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
 
-    def lift(self, tenant):
-        self.lifts[tenant] = self.level()
-        self.counters.setdefault(tenant, 0.0)
+    def lift(self, group, member):
+        group.lifts[member] = group.level()
+        group.counters.setdefault(member, 0.0)
 
 
 class LiftForgetsUsage(FairQueueOracle):
-    def lift(self, tenant):
-        self.lifts[tenant] = self.counters[tenant] = self.level()
+    def lift(self, group, member):
+        group.lifts[member] = group.counters[member] = group.level()
 
 
 class TheLastFloorIsForgotten(FairQueueOracle):
     def leave(self, handle):
         super().leave(handle)
-        self.floor = 0.0
+        self.top.floor = 0.0
 
 
 class TiesGoToTheFirstTenant(FairQueueOracle):
-    def take_turn(self, entry):
-        super().take_turn(entry)
-        self.turns[entry.tenant] = 1
+    def take_turn(self, group, member, priority):
+        super().take_turn(group, member, priority)
+        group.turns[member] = 1
 
 
 class RefundGoesBelowTheLift(FairQueueOracle):
     detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
 
-    def lift(self, tenant):
-        super().lift(tenant)
-        self.lifts[tenant] = 0.0
+    def lift(self, group, member):
+        super().lift(group, member)
+        group.lifts[member] = 0.0
 
 
 class RefundDoesNothing(FairQueueOracle):
-    def refund(self, tenant, cost):
-        check_arguments(tenant, cost)
+    def refund(self, tenant, cost, *, team_cost=None):
+        check_arguments(tenant, cost, team_cost=team_cost)
+
+
+# Teams ---------------------------------------------------------------------------------------------
+
+IN_TEAMS = {"teams": "all", "capacity": 1000}
+IN_TEAMS_BY_TOKENS = IN_TEAMS | {"fairness": "tokens"}
+
+
+class TeamsAreIgnored(FairQueueOracle):
+    detected_with = {"teams": "some", "capacity": 1000}  # noqa: RUF012
+
+    def path(self, tenant):
+        return [(self.top, tenant)]
+
+
+class MembersLeaveInOrderOfArrival(FairQueueOracle):
+    detected_with = IN_TEAMS
+
+    def line_in_order(self, member, priority):
+        return sorted(super().line_in_order(member, priority))
+
+
+class RoundsOfATeamNeverEnd(FairQueueOracle):
+    detected_with = IN_TEAMS | {"fairness": "roundRobin"}
+
+    def take_turn(self, group, member, priority):
+        served = group.served[priority].copy()
+        super().take_turn(group, member, priority)
+        if group is not self.top:
+            group.served[priority] |= served
+
+
+class TeamIsNotCharged(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def add(self, group, member, cost):
+        if group is not self.top:
+            super().add(group, member, cost)
+
+
+class MemberIsNotCharged(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def add(self, group, member, cost):
+        if group is self.top:
+            super().add(group, member, cost)
+
+
+class TeamPaysWhatItsMemberPays(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def charges(self, tenant, cost, team_cost):
+        return super().charges(tenant, cost, cost)
+
+
+class MembersAreLiftedToTheLevelOfAll(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def lift(self, group, member):
+        super().lift(group, member)
+        group.counters[member] = max(group.counters[member], self.top.level())
+
+
+class TeamIsLiftedAtEachOfItsMembers(FairQueueOracle):
+    detected_with = {"teams": "some", "capacity": 1000, "fairness": "tokens"}  # noqa: RUF012
+
+    def join(self, group, member, priority):
+        super().join(group, member, priority)
+        if group is not self.top:
+            team = self.path(member)[0][1]
+            self.top.counters[team] = max(self.top.counters.values())
+
+
+class TeamGetsNoRefund(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def subtract(self, group, member, cost):
+        if group is not self.top:
+            super().subtract(group, member, cost)
+
+
+class TeamOfAForgottenMemberGetsNoRefund(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def refund(self, tenant, cost, *, team_cost=None):
+        if tenant in self.path(tenant)[-1][0].counters:
+            super().refund(tenant, cost, team_cost=team_cost)
+
+
+class TeamIsForgottenWithMembersAboveItsLevel(FairQueueOracle):
+    detected_with = IN_TEAMS_BY_TOKENS
+
+    def forget_idle(self, changed):
+        super().forget_idle(changed)
+        for member in list(self.top.counters):
+            if isinstance(member, Team) and not self.waiting_in(member):
+                self.forget(self.top, member)
+
+
+class TeamIsDisplacedByItsLongestLine(FairQueueOracle):
+    """As if the lines of tenants were compared across teams."""
+
+    detected_with = {"teams": "some", "capacity": 6}  # noqa: RUF012
+
+    def waiting_in(self, member):
+        found = [self.waiting(tenant) for tenant in {entry.tenant for entry in self.entries.values()}]
+        return max(found, default=0) if isinstance(member, Team) else super().waiting_in(member)
+
+
+class MembersNeverMakeRoomForOneAnother(FairQueueOracle):
+    detected_with = {"teams": "all", "capacity": 6}  # noqa: RUF012
+
+    def line_to_shorten(self, tenant, priority, slack):
+        line = super().line_to_shorten(tenant, priority, slack)
+        shares_team = line and self.path(self.entries[line[-1]].tenant)[0] == self.path(tenant)[0]
+        return None if shares_team and slack > 0 else line
 
 
 MUTANTS = FairQueueOracle.__subclasses__()

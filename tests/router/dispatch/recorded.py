@@ -37,7 +37,7 @@ class Ledger:
     """
 
     def __init__(self, line: FairQueue) -> None:
-        self.charged: defaultdict[str | int, float] = defaultdict(float)
+        self.charged: defaultdict[object, float] = defaultdict(float)
         self.before: list[int] = []
         self.tried: dict[int, None] = {}
         self._line = line
