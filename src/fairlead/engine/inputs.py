@@ -124,6 +124,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         device = device_of(self.token_ids)
         on_device = upload(tokens, device)
         embedded = np.flatnonzero(places[self.embedded_tokens] >= 0)
+        embeddings = None
+        if self.embeddings is not None and len(embedded):
+            embeddings = self.embeddings[upload(embedded, device)]
         return msgspec.structs.replace(
             self,
             token_ids=self.token_ids[on_device],
@@ -136,7 +139,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
             decodes=int((rows < self.decodes).sum()),
             scored_tokens=among(self.scored_tokens),
             embedded_tokens=among(self.embedded_tokens),
-            embeddings=self.embeddings[upload(embedded, device)] if len(embedded) else None,
+            embeddings=embeddings,
         )
 
     def resolved(self, token_ids: np.ndarray, latest: Array | None, vocab_size: int) -> Self:
