@@ -35,7 +35,7 @@ _SAMPLING = {
 _POOLINGS = {1: "mean", 3: "lasttoken"}
 
 
-class Document:
+class MetadataDocument:
     """A document that is made of the metadata: `CheckpointDocument`. `write` is None if there is none."""
 
     def __init__(self, path: Path, name: str, write: Callable[[], bytes] | None) -> None:
@@ -79,10 +79,10 @@ class GgufCheckpoint:
     def created(self) -> int:
         return self._headers[0].created
 
-    def document(self, name: str) -> Document:
-        return Document(self.path, name, self._documents.get(name))
+    def document(self, name: str) -> MetadataDocument:
+        return MetadataDocument(self.path, name, self._documents.get(name))
 
-    def documents(self, pattern: str) -> list[Document]:
+    def documents(self, pattern: str) -> list[MetadataDocument]:
         return [self.document(name) for name in sorted(self._documents) if fnmatch.fnmatchcase(name, pattern)]
 
     def tensors(self) -> TensorListing:
