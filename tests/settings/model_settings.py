@@ -89,6 +89,16 @@ async def tokens_of_a_step_are_limited(server: Served) -> None:
     assert max(server.engine.computed) == 32, server.engine.computed
 
 
+@setting("models.ENGINE.targetStep", model(targetStep=0, slots=2, maxModelLen=512))
+async def prompts_beside_answers_fill_the_step(server: Served) -> None:
+    """Otherwise the first chunk is short, because its cost is not known."""
+    answer = server.complete("a", tokens=60)
+    await trio.sleep(1)
+    assert (await server.complete(random_text(200), tokens=1).done()).status == 200
+    assert (await answer.done()).status == 200
+    assert max(server.engine.computed) > 150, server.engine.computed
+
+
 @setting("models.ENGINE.speculation.ngram", model(speculation={"ngram": 64}, maxModelLen=512))
 async def drafts_follow_only_as_many_tokens_as_are_configured(server: Served) -> None:
     assert (await server.complete([5, 6, 7, 8] * 4, tokens=40).done()).status == 200

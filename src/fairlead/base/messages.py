@@ -64,6 +64,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     parallel: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
         each uses `gpu_memory` of a GPU of its own.
     speculation: how drafts are made; None: there are none.
+    target_step_s: how long a step with decodes is to take, in seconds; 0: as long as it does; None: choose.
     listen: the path of the unix socket for clients, in a directory that only this user can enter.
     first_grant: grants of its epoch before this one were for an earlier run of the model.
     """
@@ -90,6 +91,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     threads: int | None = None
     parallel: int = 1
     speculation: Speculation | None = None
+    target_step_s: float | None = None
     listen: str = ""
     first_grant: Grant = FIRST_GRANT
 
@@ -108,6 +110,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     salt: sequences with different salts share no cached prefixes.
     embed: whether to compute the prompt's embedding, and no tokens.
     grant: that of its job; required from fronts.
+    tenant: a number for whose it is, the same in all processes; it says nothing else.
     """
 
     key: int
@@ -118,6 +121,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     salt: bytes = b""
     embed: bool = False
     grant: Grant | None = None
+    tenant: int = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):

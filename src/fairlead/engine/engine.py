@@ -86,6 +86,7 @@ class Engine:
         compiler: GrammarCompiler | None = None,
         slow_masks: SlowMasks | None = None,
         speculation: Speculation | None = None,
+        target_step_s: float | None = None,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
         self._validator = RequestValidator(
@@ -132,6 +133,7 @@ class Engine:
             most_scored=max(1, SCORED_BYTES // (4 * vocab_size)),
             slow_masks=slow_masks,
             speculation=speculation,
+            target_step_s=target_step_s,
         )
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
@@ -166,6 +168,7 @@ class Engine:
         salt: bytes = b"",
         embed: bool = False,
         embeddings: "npt.NDArray[np.float32] | None" = None,
+        tenant: int = 0,
     ) -> None:
         """Queue a sequence behind those of its class (0 is served first).
 
@@ -173,9 +176,9 @@ class Engine:
         A prompt is computed whole and not cached if its log-probabilities are requested. With `embed` the
         result is the prompt's vector, and `sampling` is ignored. `embeddings` [prompt tokens, C]: what the
         network gets in place of the embeddings of the prompt's tokens, scaled as these are. Its ids count as
-        in penalties, and it is not cached. After `timeout_s`, counted from the next
-        plan, the sequence ends in any state. Sequences with different `salt` never share blocks. A sequence
-        that can never run fails alone: the next outcome has the error.
+        in penalties, and it is not cached. After `timeout_s`, counted from the next plan, the sequence ends
+        in any state. Sequences with different `salt` never share blocks. Steps divide the tokens of prompts
+        among tenants. A sequence that can never run fails alone: the next outcome has the error.
         """
         assert key not in self._live
         self._has_no_work = False
@@ -194,7 +197,9 @@ class Engine:
         hashes = None if is_scored or embeddings is not None else self._memory.new_hashes(salt)
         grammar = None if embed else sampling.grammar
         state = SequenceStatus.PENDING if grammar is None else SequenceStatus.COMPILING
-        sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
+        sequence = Sequence(
+            tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state, tenant=tenant
+        )
         sequence.scored = 1 if is_scored else None
         sequence.constraint = None if embed else tokens.sampling.constraint
         self._live.add(sequence, grammar=grammar, owner=salt, grammar_bytes=sampling.grammar_bytes)

@@ -18,6 +18,7 @@ from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 from fairlead.engine.slow_masks import SlowMasks
+from fairlead.engine.step_cost import Pace, Turns, Work
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
 
@@ -28,6 +29,9 @@ class StepScheduler:
     A step has at most `max_batch` sequences and `max_batched_tokens` tokens. When more run than a step
     takes, those that were scheduled least recently go first, so none starves. Of the queued sequences, the
     first of the highest class is admitted as soon as it fits; no other overtakes it.
+
+    With `target_step_s`, a step with decodes has only as many tokens of prompts as take that long together,
+    by the measured cost of steps, but at least a block. Tenants whose prompts are computed share them.
 
     With `even_chunks` a prompt is cut at the same places whatever shares its steps (unless a window's blocks
     run short). It waits for a step with room for a whole chunk; the first in prefill always gets one.
@@ -50,6 +54,7 @@ class StepScheduler:
         most_scored: int | None = None,
         slow_masks: SlowMasks | None = None,
         speculation: Speculation | None = None,
+        target_step_s: float | None = None,
     ) -> None:
         self.batch = batch
         self.memory = memory
@@ -81,6 +86,13 @@ class StepScheduler:
         self._rows_left = 0
         self._most_scored = max_batched_tokens if most_scored is None else most_scored
         self._scored_left = 0
+        self._chunks_left = 0  # tokens of prompts
+        self._block_size = memory.pools[0].block_size
+        is_paced = target_step_s and not even_chunks
+        self._pace = Pace(target_step_s, self._block_size) if target_step_s and is_paced else None
+        self._turns = Turns()
+        self._chunked = 0  # tokens of prompts in the step that is planned
+        self._chunk_contexts = 0  # the sum, over these, of the tokens before their chunks
         self._slow_masks = slow_masks
         self._speculation = speculation
         self.held = 0  # sequences that the latest plan left out, because their masks are slow
@@ -157,7 +169,18 @@ class StepScheduler:
         """
         if self._slow_masks is not None:
             self._slow_masks.begin_step(now_s)
-        step = self._plan()
+        if self._pace is None:
+            step = self._plan()
+        else:
+            under_way = self.batch.steps_under_way
+            self._pace.begin(now_s)
+            step = self._plan()
+            if step is None:
+                self._pace.pause()
+            else:
+                context = self._chunk_contexts / max(1, self._chunked)
+                work = Work(step.tokens - self._chunked, self._chunked, context)
+                self._pace.planned(work, under_way=under_way)
         if step is None and self._slow_masks is not None:
             self._slow_masks.begin_pause()
         return step
@@ -203,8 +226,20 @@ class StepScheduler:
         self._rows_left = self._max_rows - survey.decodes - len(survey.prefills)
         if survey.short:
             self._extend_decodes(survey.short)
-        for sequence in self._running.in_slots(survey.prefills):
-            self._schedule_chunk(sequence)
+        self._chunked = self._chunk_contexts = 0
+        prefills = self._running.in_slots(survey.prefills)
+        self._chunks_left = self._budget
+        if self._pace is not None and survey.decodes:
+            context = max((sequence.tokens.computed for sequence in prefills), default=0)
+            self._chunks_left = min(self._budget, self._pace.tokens(survey.decodes, context))
+        if self._even_chunk is not None or len({sequence.tenant for sequence in prefills}) < 2:
+            for sequence in prefills:
+                self._schedule_chunk(sequence)
+            return
+        wanted = [(one.tenant, one.tokens.num_tokens - one.tokens.computed) for one in prefills]
+        parts = self._turns.divide(self._chunks_left, wanted, self._block_size)
+        for sequence, part in zip(prefills, parts, strict=True):
+            self._schedule_chunk(sequence, part)
 
     def _hold_slow(self) -> None:
         """Leave out the sequences that would choose a token in this step, but have to wait for their mask."""
@@ -281,19 +316,28 @@ class StepScheduler:
         """Leave a sequence out of this step only, and return its tokens to the budget."""
         if sequence.handle == NO_HANDLE:
             return
-        self._budget += self.batch.num_scheduled[sequence.slot]
+        count = self.batch.num_scheduled[sequence.slot]
+        self._budget += count
+        if count > 1:
+            self._chunked -= count
+            self._chunk_contexts -= count * sequence.tokens.computed
         self.batch.num_scheduled[sequence.slot] = 0
 
-    def _schedule_chunk(self, sequence: Sequence) -> None:
-        """Schedule as many of a sequence's tokens as the budget and, with windows, the blocks allow."""
+    def _schedule_chunk(self, sequence: Sequence, most: int | None = None) -> None:
+        """Schedule as many of a sequence's tokens as the budget and, with windows, the blocks allow.
+
+        `most`: its part of the step; None: all that is left.
+        """
         tokens, budget = sequence.tokens, self._budget
         count = tokens.num_tokens - tokens.computed
         if self._even_chunk is not None:
             count = min(count, self._even_chunk)
             if count > budget:
                 return
-        elif count > budget:
-            count = budget
+        else:
+            count = min(count, budget, self._chunks_left)
+            if most is not None:
+                count = min(count, most)
         if sequence.scored is not None:
             count = min(count, self._scored_left)
         if count > 0 and self.memory.slides:
@@ -301,6 +345,10 @@ class StepScheduler:
         if count > 0:
             self.batch.num_scheduled[sequence.slot] = count
             self._budget = budget - count
+            self._chunks_left -= count
+            if count > 1:
+                self._chunked += count
+                self._chunk_contexts += count * tokens.computed
             if sequence.scored is not None:
                 self._scored_left -= count
 

@@ -58,11 +58,12 @@ TRANSITIONS: frozenset[tuple[SequenceStatus, SequenceStatus]] = frozenset(
 class Sequence:
     """The scheduler's state of a sequence. Its token ids and counts are in `tokens`.
 
-    `priority` 0 is served first. While it runs, `slot` is its index into the batch's columns, and `handle`
-    identifies this use of the slot. `order` counts admissions: of two running sequences the newer has the
-    larger. `longest`: its tokens, prompt included, if it reaches `max_tokens`. `hashes` is the hash chain of
-    its full blocks, None if nothing is kept for reuse; the first `indexed` of them are in the prefix cache.
-    The first `reused` of them were there when it started.
+    `priority` 0 is served first. `tenant` identifies whose it is, for turns within a step. While it runs,
+    `slot` is its index into the batch's columns, and `handle` identifies this use of the slot. `order` counts
+    admissions: of two running sequences the newer has the larger. `longest`: its tokens, prompt included, if
+    it reaches `max_tokens`. `hashes` is the hash chain of its full blocks, None if nothing is kept for reuse;
+    the first `indexed` of them are in the prefix cache. The first `reused` of them were there when it
+    started.
     `reserved`: blocks by group that are reserved for it once it is pinned. `held`: its blocks by group while
     it is suspended, or waits for a slot afterwards; None: it has none. `evicted_tokens`: its tokens in the
     cache when it last lost its slot; None: it has had none. `scored`: how many prompt tokens have had their
@@ -87,6 +88,7 @@ class Sequence:
         "scored",
         "slot",
         "state",
+        "tenant",
         "timeout_s",
         "tokens",
     )
@@ -99,11 +101,13 @@ class Sequence:
         timeout_s: float | None = None,
         hashes: BlockHashes | None = None,
         state: SequenceStatus = SequenceStatus.PENDING,
+        tenant: int = 0,
     ) -> None:
         self.tokens = tokens
         self.key = tokens.key
         self.longest = tokens.prompt_length + tokens.max_tokens
         self.priority = priority
+        self.tenant = tenant
         self.timeout_s = timeout_s
         self.hashes = hashes
         self.handle = NO_HANDLE

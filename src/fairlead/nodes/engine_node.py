@@ -57,6 +57,7 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
         threads=model.threads,
         parallel=model.parallel,
         speculation=_speculation(model.speculation),
+        target_step_s=model.target_step_s,
     )
 
 

@@ -223,9 +223,9 @@ def test_priority_timeout_and_salt_reach_the_engine(overlaps, monkeypatch):
     monkeypatch.setattr(
         harness.engine, "submit", lambda *args, **options: (seen.append(options), submit(*args, **options))
     )
-    harness.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant")
+    harness.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant", tenant=7)
     harness.run_until_blocked()
-    assert seen == [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant", "embed": False}]
+    assert seen == [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant", "embed": False, "tenant": 7}]
 
 
 # Failed steps --------------------------------------------------------------------------------------

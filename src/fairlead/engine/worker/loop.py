@@ -100,7 +100,14 @@ class Loop:
         match message:
             case messages.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
                 self._engine.submit(
-                    key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt, embed=embed
+                    key,
+                    prompt,
+                    sampling,
+                    priority=priority,
+                    timeout_s=timeout_s,
+                    salt=salt,
+                    embed=embed,
+                    tenant=message.tenant,
                 )
             case messages.Prepare(key, grammar, salt, grammar_bytes):
                 self._engine.prepare(key, grammar, salt=salt, grammar_bytes=grammar_bytes)

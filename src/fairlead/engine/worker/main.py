@@ -182,7 +182,14 @@ def _engine(
         embeds=model.embeds,
         compiler=compiler,
         speculation=None if model.embeds else spec.speculation,
+        target_step_s=_target_step_s(model, spec),
     )
+
+
+def _target_step_s(model: "LoadedModel", spec: messages.WorkerSpec) -> float:
+    if spec.target_step_s is not None:
+        return spec.target_step_s
+    return 0.05 if model.device == "cpu" else 0.025
 
 
 def _ready(model: "LoadedModel") -> messages.Ready:

@@ -54,6 +54,7 @@ class SequenceClient:
         salt: bytes = b"",
         embed: bool = False,
         grant: Grant | None = None,
+        tenant: int = 0,
     ) -> int:
         """Start a sequence and return its key; the options are those of `messages.Submit`.
 
@@ -70,7 +71,9 @@ class SequenceClient:
         except struct.error:
             raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
         key = next(self._keys)
-        self._connection.send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed, grant))
+        self._connection.send(
+            messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed, grant, tenant)
+        )
         self._open.add(key, receiver)
         return key
 
