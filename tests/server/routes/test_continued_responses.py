@@ -180,3 +180,23 @@ async def test_request_that_cannot_be_translated_is_relayed_unless_it_needs_what
         reply = await client.post(PATH, {**body, field: value})
         assert (reply.status, reply.error["param"]) == (400, field)
         assert (await kept(client))[0] == 1
+
+
+async def test_input_is_counted_as_a_response_would_count_it(client):
+    answer = await created(client, "one")
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+    for fields in (
+        {"input": "two"},
+        {"input": "two", "instructions": "be brief", "tools": tools},
+        {"input": "two", "previous_response_id": answer["id"]},
+        {"previous_response_id": answer["id"]},
+    ):
+        body = {"model": "small", **fields}
+        counted = await client.post(f"{PATH}/input_tokens", body)
+        response = (await client.post(PATH, body)).json
+        expected = {"object": "response.input_tokens", "input_tokens": response["usage"]["input_tokens"]}
+        assert (counted.status, counted.json) == (200, expected)
+    refused = await client.post(f"{PATH}/input_tokens", {"model": "small", "input": 7})
+    assert (refused.status, refused.error["param"]) == (400, "input")
+    unknown = await client.post(f"{PATH}/input_tokens", {"input": "a", "previous_response_id": "resp_none"})
+    assert (unknown.status, unknown.error["param"]) == (400, "previous_response_id")

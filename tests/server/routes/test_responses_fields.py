@@ -80,6 +80,8 @@ async def test_response_repeats_the_request(client):
         "service_tier": "auto",
         "temperature": 0.5,
         "top_p": 0.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": -0.5,
         "include": ["reasoning.encrypted_content"],
         "stream_options": {"include_obfuscation": False},
         "store": True,

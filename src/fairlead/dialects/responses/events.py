@@ -49,6 +49,10 @@ class ResponseOptions(NamedTuple):
     namespaces: Mapping[str, tuple[str, str | None]] = MappingProxyType({})
 
 
+SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""The parameters of sampling that a response repeats, or has from the model's defaults."""
+
+
 def response_object(
     context: AnswerContext,
     status: ResponseStatus,
@@ -70,7 +74,7 @@ def response_object(
     response_id: The id of another server's response that begins the answer; None: the job's id.
     """
     job = context.job
-    sampling = {"temperature": job.sampling.temperature, "top_p": job.sampling.top_p}
+    sampling = {name: getattr(job.sampling, name) for name in SAMPLING}
     return ResponseObject(
         id=response_id or job.id,
         object="response",

@@ -12,7 +12,7 @@ from fairlead.base.job import Delta
 from fairlead.base.reported import decoded, is_given
 from fairlead.base.upstream_events import UpstreamEvent
 from fairlead.dialects.body import BodyParser, invalid_field
-from fairlead.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
+from fairlead.dialects.dialect import AnswerContext, CountingDialect, GenerationRequest, StreamingDialect
 from fairlead.dialects.event_reader import ABSENT, EventShape, ResponseShape, TypedReader, text_members
 from fairlead.dialects.fields import (
     MAX_INT32,
@@ -35,9 +35,9 @@ from fairlead.dialects.openai.common import (
 )
 from fairlead.dialects.openai.messages import template_variables
 from fairlead.dialects.openai.structured import StructuredOutputs
-from fairlead.dialects.responses.events import ResponseEvents, ResponseOptions
+from fairlead.dialects.responses.events import SAMPLING, ResponseEvents, ResponseOptions
 from fairlead.dialects.responses.items import Input, input_messages
-from fairlead.dialects.responses.shapes import ResponseObject
+from fairlead.dialects.responses.shapes import CountedInput, ResponseObject
 from fairlead.dialects.responses.tools import (
     AnyToolChoice,
     FunctionTools,
@@ -306,9 +306,27 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             "top_logprobs": request.top_logprobs or 0,
             "truncation": "disabled",
             "user": request.user,
-            **{
-                name: value
-                for name in ("temperature", "top_p")
-                if (value := getattr(request, name)) is not None
-            },
+            **{name: value for name in SAMPLING if (value := getattr(request, name)) is not None},
         }
+
+
+class InputTokensDialect(OpenAIErrors, CountingDialect):
+    """The number of tokens of a response's input. `history` is as for `ResponsesDialect`."""
+
+    path = "/v1/responses/input_tokens"
+    body_type = ResponsesDialect.body_type
+    answer_type = CountedInput
+    refused_fields = RESPONSES
+    read_envelope = BodyParser(ResponsesEnvelope)
+    reader = ResponsesReader()
+
+    def __init__(self, *, history: Sequence[dict[str, Any]] = ()) -> None:
+        self._counted = ResponsesDialect(history=history, is_stored=True)
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """Return the request in a body, as `Dialect.decode` does."""
+        return self._counted.decode(body, limits)
+
+    def write_count(self, tokens: int) -> bytes:
+        """Return the body of a response."""
+        return encode(CountedInput("response.input_tokens", tokens))

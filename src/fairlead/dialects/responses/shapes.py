@@ -141,6 +141,8 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     usage: Token counts; None until the answer has begun.
     temperature: The temperature of sampling.
     top_p: The probability of the tokens among which one is chosen.
+    presence_penalty: What a token loses that the answer has.
+    frequency_penalty: What it loses for each time that the answer has it.
     background: Whether it is generated without its client.
     instructions: A system message.
     max_output_tokens: The most tokens of the output.
@@ -173,6 +175,8 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     usage: ResponseUsage | None
     temperature: float
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     background: bool
     instructions: str | None
     max_output_tokens: int | None
@@ -191,6 +195,13 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int
     truncation: Literal["disabled"]
     user: str | None
+
+
+class CountedInput(msgspec.Struct, frozen=True):
+    """The number of tokens of an input, with the instructions, the tools and the earlier turns."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from fairlead.base.errors import NotFound, quoted
 from fairlead.base.job import Job
 from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import AnswerContext
-from fairlead.dialects.responses.responses import ResponsesDialect, ResponsesEnvelope
+from fairlead.dialects.responses.responses import InputTokensDialect, ResponsesDialect, ResponsesEnvelope
 from fairlead.dialects.responses.shapes import DeletedResponse
 from fairlead.generation.caller import Caller, call_at_end
 from fairlead.generation.job_service import AnswerNotes
@@ -79,6 +79,20 @@ class ResponseRoutes:
         if response is None or context is None:
             return answer_response(await self._pipeline.answer(caller, ResponsesDialect(), job, context))
         return await self._keep(caller, job, context, response)
+
+    async def count(self, request: Request) -> Response:
+        """Return the number of tokens that the input of a response with this body has."""
+        body, envelope = await self._reader.take(request, InputTokensDialect.read_envelope)
+        caller = self._reader.identify(request, envelope, header_prefix=InputTokensDialect.header_prefix)
+        model = self._jobs.models.known_text(caller.api_key, envelope.model)
+        if model is None:  # another server counts
+            dialect = InputTokensDialect()
+            job, context = await self._pipeline.prepare(caller, dialect, body, envelope)
+            return answer_response(await self._pipeline.answer(caller, dialect, job, context))
+        history, size = await self._history(caller, envelope)
+        caller = msgspec.structs.replace(caller, body_bytes=caller.body_bytes + size)
+        dialect = InputTokensDialect(history=history)
+        return json_response(await self._pipeline.count(caller, dialect, body, model))
 
     def _writes(self, model: str) -> bool:
         """Return whether responses of the model are written here, perhaps translated from another dialect."""

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fairlead.dialects.responses.responses import ResponsesDialect
+from fairlead.dialects.responses.responses import InputTokensDialect, ResponsesDialect
 from fairlead.dialects.responses.shapes import DeletedResponse, InputItemList, ResponseObject
 from fairlead.server.responses.routes import ResponseRoutes
 from fairlead.server.routes.route import Permission, Route, dialect_route
@@ -13,6 +13,12 @@ RESPONSE_ROUTES = (
             ResponsesDialect(), "Create a response in OpenAI's Responses API.", is_versionless=True
         ),
         view=ResponseRoutes.create,
+    ),
+    replace(
+        dialect_route(
+            InputTokensDialect(), "Count the tokens of the input of a response.", is_versionless=True
+        ),
+        view=ResponseRoutes.count,
     ),
     Route(
         method="GET",
