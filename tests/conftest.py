@@ -44,6 +44,7 @@ UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 # Tests start hundreds of interpreters; without bytecode files each would compile the package again.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["FAIRLEAD_STORE"] = "none"  # no test writes into the home of the person who runs it
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # every core has a worker already
 if not Path("/dev/nvidiactl").exists():

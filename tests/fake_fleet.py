@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from fairlead.base.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
+from fairlead.base.config import AnyModelConfig, BudgetsConfig, Config, NodeConfig, Price, SelectorConfig
 from fairlead.base.config.models import MOST_DIALECTS
 from fairlead.base.errors import FairleadError, FaultyModel, InvalidRequest
 from fairlead.base.requester import Requester
@@ -43,6 +43,8 @@ class FakeFleet(Fleet):  # mypy checks the methods
     faults: dict[str, FaultyModel] = field(default_factory=dict)
     is_ready: bool = True
     expiry_s: float = float("inf")
+    prices: dict[str, Price] = field(default_factory=dict)
+    budgets: BudgetsConfig = field(default_factory=BudgetsConfig)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -153,11 +155,15 @@ class FakeCatalog(ModelCatalog):  # mypy checks the methods
 
     def __init__(self, fleet: FakeFleet) -> None:  # no file is read
         self.models = {config.name: config for config in fleet.configs}
-        self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases)
+        self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases, budgets=fleet.budgets)
         self.texts, self.faults = fleet.texts, fleet.faults
         self.aliases: dict[str, str] = {}
         self.selectors: dict[str, SelectorConfig] = {}
+        self.prices = fleet.prices
         self._loading_state_of = fleet.loading_state_of
+
+    def price_of(self, model: str) -> Price | None:
+        return self.prices.get(model)
 
     def sends_loading_state(self, model: str) -> bool:
         return model in self._loading_state_of

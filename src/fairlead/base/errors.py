@@ -4,7 +4,7 @@ Every error that may be reported to a client is a `FairleadError`. Any other tha
 a 500. Only `server/routes/errors.py` reads the hints.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 QUOTED_CHARS = 100  # of a name in an error message
 
@@ -13,8 +13,8 @@ class FairleadError(Exception):
     """An error that is reported to a client.
 
     Hints: `status` (HTTP), `code` (machine-readable), `param` (the field at fault), `retry_after_s` (whole
-    seconds, 1...60), `estimated_wait_s` and `queue_position` (estimated for a repetition of the request now),
-    `should_retry` (None: the client's own rule).
+    seconds, 1...60 except for `BudgetExceeded`), `estimated_wait_s` and `queue_position` (estimated for a
+    repetition of the request now), `should_retry` (None: the client's own rule).
     """
 
     status: int = 500
@@ -191,6 +191,17 @@ class RateLimited(FairleadError):
     code = "rate_limited"
 
 
+class BudgetExceeded(FairleadError):
+    """A budget of the key, its user or its team is spent for this day or month.
+
+    It cannot be retried soon: `retry_after_s` is the time until the budget renews, up to a month.
+    """
+
+    status = 429
+    code = "budget_exceeded"
+    should_retry = False
+
+
 # Cancelled requests ---------------------------------------------------------------------------------
 
 
@@ -237,6 +248,19 @@ class QueueTimeout(FairleadError):
     status = 504
     code = "queue_timeout"
     should_retry = False
+
+
+class StoreUnavailable(FairleadError):
+    """The store of keys and usage cannot be used now. `reason` is for the log: it may name hosts."""
+
+    status = 503
+    code = "store_unavailable"
+
+    def __init__(
+        self, message: str = "the store cannot be used now", *, reason: str = "", **hints: Any
+    ) -> None:
+        super().__init__(message, **hints)
+        self.reason = reason or message
 
 
 # Failures of the server ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ At its end a job is counted here, and passed to `on_finished` for logs and trace
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -156,9 +156,15 @@ class Gateway:
         self._running: set[_RunningJob] = set()
 
     async def serve(
-        self, job: Job, *, task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED
+        self,
+        job: Job,
+        *,
+        seated: Callable[[], Awaitable[None]] | None = None,
+        task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Run the job; report its `Answer` at the first delta.
+
+        `seated` is called when the job has its seat, and may still refuse it by a `FairleadError`.
 
         Raises a `FairleadError` before that, never after: later failures go through the deltas.
         """
@@ -171,6 +177,8 @@ class Gateway:
             spec = spec_of(job, with_prefixes=len(self._nodes) > 1)
             async with self._dispatcher.seat(spec) as seat:
                 running.timeline.granted_s = trio.current_time()
+                if seated is not None:
+                    await seated()
                 with trio.move_on_after(self._request_timeout_s) as clock:
                     await running.run(seat)
                 if clock.cancelled_caught:
@@ -277,6 +285,7 @@ class _RunningJob:
             self.timeline.outcome = SUCCESS
         self.timeline.ended_s = trio.current_time()
         self.timeline.finish_reasons = tuple(self.deltas.finish_reasons)
+        self.timeline.cached_tokens = self.deltas.prompt_cached_tokens(self._job.n)
         return self.current_timeline()
 
     async def _attempt(self, seat: JobSeat, into: Sink) -> FairleadError | None:

@@ -37,6 +37,7 @@ from fairlead.generation.services import Services
 from fairlead.nodes.streams.deltas import Deltas
 from fairlead.router.dispatch.job_spec import REQUEST_TOKENS
 from fairlead.router.quotas.access import priority_of
+from fairlead.router.quotas.budgets import shares_of
 from fairlead.router.quotas.key_quotas import JobCharge, LocalQuotas
 
 _SUFFIX_LENGTH = 8
@@ -52,6 +53,7 @@ class AnswerNotes(msgspec.Struct, frozen=True, kw_only=True):
     queue_position: The job's place in the queue, from 1; None: it was not queued.
     translated_from: The dialect of the server whose answer was translated; None: it was not translated.
     warning: Why arguments of tools do not follow their schemas; "": they do.
+    budgets: Which budgets are nearly spent; "": none.
     """
 
     estimated_wait_s: int | None = None
@@ -59,6 +61,7 @@ class AnswerNotes(msgspec.Struct, frozen=True, kw_only=True):
     queue_position: int | None = None
     translated_from: str | None = None
     warning: str = ""
+    budgets: str = ""
 
     @classmethod
     def of(cls, answer: Answer) -> "AnswerNotes":
@@ -83,7 +86,7 @@ class JobService:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.quotas = services.quotas or LocalQuotas(services.config.api_keys)
+        self.quotas = services.quotas or LocalQuotas(services.config.api_keys, services.budgets)
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
         self._in_flight: set[str] = set()
@@ -131,7 +134,8 @@ class JobService:
         job, charge, pending = await self._admit(caller, job, times)
         await self._serve(caller, job, charge, pending)
         answer = await pending.get()
-        return await _collect(answer.deltas, job.sequences), AnswerNotes.of(answer)
+        notes = msgspec.structs.replace(AnswerNotes.of(answer), budgets=pending.warning)
+        return await _collect(answer.deltas, job.sequences), notes
 
     async def stream(
         self,
@@ -164,11 +168,14 @@ class JobService:
             unread=caller.unread,
         )
         if pending.is_available:
-            return WrittenAnswer(body, AnswerNotes.of(await pending.get()))
+            notes = AnswerNotes.of(await pending.get())
+            return WrittenAnswer(body, msgspec.structs.replace(notes, budgets=pending.warning))
         now = await waiting()
         if now is None:
-            return WrittenAnswer(body, AnswerNotes())
-        notes = AnswerNotes(estimated_wait_s=now.estimated_wait_s, queue_position=now.position)
+            return WrittenAnswer(body, AnswerNotes(budgets=pending.warning))
+        notes = AnswerNotes(
+            estimated_wait_s=now.estimated_wait_s, queue_position=now.position, budgets=pending.warning
+        )
         return WrittenAnswer(body, notes)
 
     async def start(
@@ -210,19 +217,26 @@ class JobService:
     ) -> tuple[Job, JobCharge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         tokens = REQUEST_TOKENS if job.has_no_tokens else job.prompt_tokens
-        charge = await self.quotas.admit(caller.api_key, prompt_tokens=tokens, is_estimate=not job.prompts)
+        catalog = self.services.fleet.catalog
+        charge = await self.quotas.admit(
+            caller.api_key,
+            prompt_tokens=tokens,
+            is_estimate=not job.prompts,
+            shares=shares_of(caller.api_key, job.tenant, catalog.config.budgets),
+            price=catalog.price_of(job.model),
+        )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
             job = msgspec.structs.replace(job, request_id=request_id)
             structlog.contextvars.bind_contextvars(request_id=request_id)
         self._in_flight.add(job.request_id)
         caller.admitted(job)
-        return job, charge, PendingAnswer(times)
+        return job, charge, PendingAnswer(times, charge.warning)
 
     async def _serve(self, caller: Caller, job: Job, charge: JobCharge, pending: PendingAnswer) -> None:
         """Run one job. It is in flight, and counts against its key, until this task ends."""
         try:
-            await self.services.gateway.serve(job, task_status=pending)
+            await self.services.gateway.serve(job, seated=charge.begin, task_status=pending)
             if not pending.is_available:
                 raise RuntimeError("the gateway has served a job without an answer")
         except Exception as error:
@@ -235,7 +249,9 @@ class JobService:
                 charge.refund()
         finally:
             if pending.answer is not None:
-                charge.charge_answer(pending.answer.deltas.tokens, trio.current_time())
+                deltas = pending.answer.deltas
+                cached = deltas.prompt_cached_tokens(job.n)
+                charge.charge_answer(deltas.tokens, trio.current_time(), cached_tokens=cached)
             charge.end()
             self._in_flight.discard(job.request_id)
 

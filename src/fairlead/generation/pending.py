@@ -12,9 +12,14 @@ from fairlead.generation.gateway import Answer
 
 
 class PendingAnswer(trio.TaskStatus[Answer]):
-    """An `Answer`, or the error in its place, once available. `times` records when it began."""
+    """An `Answer`, or the error in its place, once available.
 
-    def __init__(self, times: AnswerTimes | None = None) -> None:
+    times: records when it began.
+    warning: which budgets are nearly spent; "": none.
+    """
+
+    def __init__(self, times: AnswerTimes | None = None, warning: str = "") -> None:
+        self.warning = warning
         self._times = times
         self._answer: Answer | None = None
         self._error: BaseException | None = None

@@ -12,7 +12,10 @@ from fairlead.generation.metrics.scope import Scope
 from fairlead.language.text.model import TextModel
 from fairlead.router.fleet.access import FleetAccess
 from fairlead.router.quotas.access import identity_of
+from fairlead.router.quotas.budgets import Budgets
 from fairlead.router.quotas.key_quotas import KeyQuotas
+from fairlead.store.journal import JournalStatistics
+from fairlead.store.store import StoreAccess
 
 
 async def _nothing() -> None:
@@ -42,6 +45,9 @@ class Services:
     quotas: Those of all fronts; None: this process has its own.
     counts: Returns what all fronts have counted; None: this process counts alone.
     fronts: How many processes share the clients.
+    budgets: What keys, users and teams have spent, if this process has its own quotas.
+    store: The keys and the usage that are kept; None: nothing is.
+    journal: Returns what this process has counted for the store.
     """
 
     config: Config
@@ -60,6 +66,9 @@ class Services:
     quotas: KeyQuotas | None = None
     counts: Callable[[], FrontCounts] | None = None
     fronts: int = 1
+    budgets: Budgets | None = None
+    store: StoreAccess | None = None
+    journal: Callable[[], JournalStatistics] = JournalStatistics
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`.

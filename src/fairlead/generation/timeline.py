@@ -11,7 +11,8 @@ class RequestTimeline:
     """Times in seconds of its owner's clock, None for what has not happened; `began_at_ns` is since 1970.
 
     `arrived_s`, then a seat (`granted_s`, the first one), the first delta, and the end. `node` is the id of
-    the current node. `tokens` are those of the answer, all choices together. `outcome` is `SUCCESS`, `LEFT`
+    the current node. `tokens` are those of the answer, all choices together; `cached_tokens` of the prompt's
+    were cached. `outcome` is `SUCCESS`, `LEFT`
     or an error's code; until the end it is what it would be if the client disconnected now.
     """
 
@@ -19,6 +20,7 @@ class RequestTimeline:
         "arrived_s",
         "attempts",
         "began_at_ns",
+        "cached_tokens",
         "ended_s",
         "finish_reasons",
         "first_delta_s",
@@ -41,6 +43,7 @@ class RequestTimeline:
         self.attempts = 0
         self.prompt_tokens = job.prompt_tokens
         self.tokens = 0
+        self.cached_tokens = 0
         self.finish_reasons: tuple[FinishReason, ...] = ()
         self.outcome = LEFT
 
@@ -49,6 +52,11 @@ class RequestTimeline:
         """How long it waited for its first seat; its whole duration if it never had one."""
         until_s = self.granted_s if self.granted_s is not None else self.ended_s
         return 0.0 if until_s is None else until_s - self.arrived_s
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """The prompt's tokens, which are computed once the answer has begun; 0 before."""
+        return self.prompt_tokens if self.first_delta_s is not None else 0
 
     @property
     def token_gaps(self) -> int:

@@ -28,14 +28,19 @@ from fairlead.generation.gateway import Gateway
 from fairlead.generation.request_log import RequestLog, open_request_log
 from fairlead.generation.services import Services
 from fairlead.generation.timeline import RequestTimeline
+from fairlead.generation.usage import UsageRecorder
 from fairlead.router.dispatch.dispatcher import Dispatcher
 from fairlead.router.fleet.fleet import Fleet
 from fairlead.router.fleet.model_reading import read_model
 from fairlead.router.fleet.node_registry import NodeRegistry
 from fairlead.router.fleet.reload import ConfigSource, watch_config
+from fairlead.router.quotas.budgets import Budgets, subjects_of
 from fairlead.server.descriptors import limits_within_descriptors, raise_limit
 from fairlead.server.listener.listener import address_of, bind, serve_http
 from fairlead.server.routes.routes import Application
+from fairlead.store.journal import UsageJournal
+from fairlead.store.opening import store_of
+from fairlead.store.store import StoreKeeper, UsageWriter
 
 logger = structlog.get_logger("fairlead.server.app")
 
@@ -167,6 +172,11 @@ class Composition:
             on_progress=announcer.loading,
         )
         self._request_log = request_log
+        self._budgets = Budgets()
+        self._usage = UsageWriter(UsageJournal())
+        self._recorder: UsageRecorder | None = None
+        store = store_of(config)
+        self._keeper = None if store is None else StoreKeeper(store)
         self.gateway = Gateway(
             self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_finished=self._record
         )
@@ -174,6 +184,8 @@ class Composition:
     def _record(self, timeline: RequestTimeline) -> None:
         if self._request_log is not None:
             self._request_log.add(timeline, self.fleet.load_times(timeline.job.model))
+        if self._recorder is not None:
+            self._recorder.add(timeline)
 
     async def prepare(self) -> None:
         """Read, or fetch from a hub, what must be known of every model.
@@ -203,6 +215,16 @@ class Composition:
         `LoadFailed` in a group.
         """
         app = Application(self._services(), bypasses_quart=bypasses_quart)
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.on_keys.append(app.change_stored_keys)
+            keeper.on_spent = self._budgets.restore
+            keeper.subjects = lambda: subjects_of(app.api_keys, self.fleet.catalog.config.budgets)
+            self._recorder = UsageRecorder(
+                self._usage,
+                price_of=self.fleet.catalog.price_of,
+                team_of=app.team_of,
+            )
 
         async def load() -> None:
             async with trio.open_nursery() as fleet:
@@ -217,6 +239,9 @@ class Composition:
         async with trio.open_nursery() as beside:
             if self._request_log is not None:
                 beside.start_soon(keep_running, "request log", self._request_log.run)
+            if keeper is not None:
+                beside.start_soon(keep_running, "store", keeper.run)
+                beside.start_soon(keep_running, "usage", self._usage.run, keeper.write)
             if self._source is not None:
                 beside.start_soon(keep_running, "reloading", watch_config, self._source, self._config, change)
             async with trio.open_nursery() as nodes:
@@ -233,6 +258,8 @@ class Composition:
                     )
                 yield app
                 nodes.cancel_scope.cancel()
+            if keeper is not None:
+                await self._usage.finish(keeper.write)
             beside.cancel_scope.cancel()
 
     def _services(self) -> Services:
@@ -250,6 +277,9 @@ class Composition:
             queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
             draining=self.draining.is_set,
             stopping=lambda: self._is_stopping,
+            budgets=self._budgets,
+            store=self._keeper,
+            journal=self._usage.journal.statistics,
         )
 
 

@@ -108,7 +108,11 @@ class FakeGateway(Gateway):
         return job
 
     async def serve(
-        self, job: Job, *, task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED
+        self,
+        job: Job,
+        *,
+        seated: Callable[[], Awaitable[None]] | None = None,
+        task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         self.jobs.append(job)
         assert job.request_id not in self._scopes
@@ -122,7 +126,7 @@ class FakeGateway(Gateway):
         begun = False
         try:
             with trio.CancelScope() as self._scopes[job.request_id]:
-                await self._wait(job)
+                await self._wait(job, seated)
                 for step in self.script(job):
                     await self._play(step, answer.deltas)
                     if not begun:
@@ -164,7 +168,7 @@ class FakeGateway(Gateway):
         left_s = round(self._waits_until[request_id] - trio.current_time())
         return WaitEstimate(position=left_s, estimated_wait_s=8 * left_s)
 
-    async def _wait(self, job: Job) -> None:
+    async def _wait(self, job: Job, seated: Callable[[], Awaitable[None]] | None) -> None:
         if self.wait_s:
             self._waits_until[job.request_id] = trio.current_time() + self.wait_s
             try:
@@ -173,6 +177,8 @@ class FakeGateway(Gateway):
                 del self._waits_until[job.request_id]
         if self.refusal is not None:
             raise self.refusal
+        if seated is not None:
+            await seated()
         await trio.sleep(self.prefill_s)
 
     async def _play(self, step: Step, deltas: Deltas) -> None:

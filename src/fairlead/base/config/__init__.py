@@ -55,16 +55,29 @@ from fairlead.base.config.server import (
     UpstreamConfig,
 )
 from fairlead.base.config.spelling import ConfigError, Fault
+from fairlead.base.config.store import (
+    NO_STORE,
+    POSTGRES_PREFIXES,
+    Budget,
+    BudgetsConfig,
+    Price,
+    default_store,
+    read_amount,
+)
 
 __all__ = [
     "ANSWER_BYTES",
     "MODEL_KINDS",
     "MOST_UPLOADS",
     "NO_OPERATOR",
+    "NO_STORE",
+    "POSTGRES_PREFIXES",
     "ROLES",
     "UNIX_PREFIX",
     "AnyModelConfig",
     "ApiKey",
+    "Budget",
+    "BudgetsConfig",
     "ClusterConfig",
     "CommandConfig",
     "Config",
@@ -89,6 +102,7 @@ __all__ = [
     "ModelKind",
     "NamedSwap",
     "NodeConfig",
+    "Price",
     "QueueConfig",
     "ReplicasConfig",
     "ResponsesConfig",
@@ -100,8 +114,10 @@ __all__ = [
     "SwapConfig",
     "TimeoutsConfig",
     "UpstreamConfig",
+    "default_store",
     "demonstration_model",
     "is_loopback",
     "lacks_operator",
+    "read_amount",
     "runs_here",
 ]

@@ -4,16 +4,20 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from typing import Literal, get_args
 
 import msgspec
 
 from fairlead.base.config.spelling import AtLeastOne, Fault, spelled
+from fairlead.base.config.store import Budget
 
 # Begins the address of a Unix socket, before its path.
 UNIX_PREFIX = "unix:"
 MAX_UNIX_PATH_BYTES = 107  # of the system, on Linux
 
+HASH_PREFIX = "sha256:"
+_HASH = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
 _ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in lower case, without the default port"
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
@@ -40,10 +44,15 @@ class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
 class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     """An API key, its user and its permissions."""
 
-    key: str
+    key: str = ""
     """The key itself, which a client sends as `Authorization: Bearer KEY`."""
+    hash: str = ""
+    """Instead of `key`: its SHA-256, as sha256: and 64 hexadecimal digits. Only for keys that nobody could
+    guess, such as 32 random bytes: a short one can be found from its hash."""
     user: str | None = None
     """The key's user, which is the tenant. Default: each key is a tenant of its own."""
+    team: str | None = None
+    """The key's team, for usage and budgets."""
     trusted: bool = False
     """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
     priority: str | None = None
@@ -51,16 +60,29 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     models: tuple[str, ...] = ()
     """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
     limits: KeyLimits = KeyLimits()
+    budget: Budget = Budget()
     role: Role = "user"
     """What it may control. user: its own requests. operator: also load and unload its models, read their
     logs, cancel requests for them, and drain nodes. admin: also add and remove nodes."""
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of a key that no client could send, or that may do less than its role says."""
-        if not self.key or any(letter.isspace() for letter in self.key):
+        if self.hash:
+            if self.key:
+                yield Fault(("hash",), "must not be there beside key")
+            if _HASH.fullmatch(self.hash) is None:
+                yield Fault(("hash",), "must be sha256: and 64 hexadecimal digits")
+        elif not self.key or any(letter.isspace() for letter in self.key):
             yield Fault(("key",), "must not be empty, and have no spaces")
         if self.role == "admin" and self.models:
             yield Fault(("role",), "admin is for all models; with models, the highest role is operator")
+
+    @property
+    def digest(self) -> bytes:
+        """The SHA-256 of the key."""
+        if _HASH.fullmatch(self.hash) is not None:
+            return bytes.fromhex(self.hash.removeprefix(HASH_PREFIX))
+        return sha256(self.key.encode()).digest()
 
     def has_role(self, role: Role) -> bool:
         """Return whether the key has this role or a higher one."""

@@ -21,6 +21,7 @@ from fairlead.base.config.spelling import (
     refuse_faults,
     spelled,
 )
+from fairlead.base.config.store import Price
 from fairlead.base.config.urls import HTTP_URL, is_http_url, whole_route_advice
 from fairlead.base.wire_formats import formats
 
@@ -149,6 +150,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
+    price: Price | None = None
+    """What its tokens cost, for budgets and costs. Default: that of prices."""
     replicas: ReplicasConfig | None = None
     """It runs on the cluster, not on this machine: the path is a folder on each machine there, or a name on
     the hub."""
@@ -273,6 +276,8 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
     """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
+    price: Price | None = None
+    """What its tokens cost, for budgets and costs. Default: that of prices."""
     concurrency_limit: AtLeastOne = 10
     """Maximum number of concurrent requests: its seats. A request for n answers takes n of them, or all."""
     use_model_name: str | None = None

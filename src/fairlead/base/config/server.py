@@ -31,6 +31,7 @@ from fairlead.base.config.spelling import (
     refuse_faults,
     spelled,
 )
+from fairlead.base.config.store import NO_STORE, BudgetsConfig, Price
 from fairlead.base.config.urls import HTTP_URL, is_http_url
 
 MOST_UPLOADS = 128
@@ -215,6 +216,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """The cluster of machines on which models with `replicas` run."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
+    store: str | None = None
+    """Where usage and further API keys are kept: the path of a SQLite file, postgresql://USER@HOST/NAME, or
+    none. Default of `fairlead serve`: ~/.local/share/fairlead/fairlead.db.
+    """
+    usage_days: Annotated[int, Meta(ge=1, le=36500)] = 400
+    """How many days usage is kept."""
+    budgets: BudgetsConfig = BudgetsConfig()
+    prices: dict[str, Price] = {}
+    """Prices by model: those of other servers, and of models here without `price`."""
     flow_control: FlowControlConfig = FlowControlConfig()
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
@@ -253,6 +263,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         refuse_faults(self)
 
     @property
+    def has_store(self) -> bool:
+        """Whether usage and further keys are kept."""
+        return self.store not in (None, NO_STORE)
+
+    @property
     def has_several_tenants(self) -> bool:
         """Whether requests may come from several tenants, as far as the settings tell.
 
@@ -261,10 +276,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         """
         if self.flow_control.trusted_addresses or any(key.trusted for key in self.api_keys):
             return True
+        if self.api_keys and self.has_store:  # which may have further keys
+            return True
         if not self.api_keys:
             has_proxy = bool(self.allowed_hosts or self.trusted_proxies)
             return has_proxy or not is_loopback(self.host)
-        return len({key.user or key.key for key in self.api_keys}) > 1
+        return len({key.user or key.digest for key in self.api_keys}) > 1
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings that contradict each other."""
@@ -282,7 +299,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         for objective, name in self.flow_control.objectives.items():
             if name not in classes:
                 yield Fault(("flowControl", "objectives", objective), f"must be one of {', '.join(classes)}")
-        yield from _twice((("apiKeys", i, "key"), api_key.key) for i, api_key in enumerate(self.api_keys))
+        yield from _twice(
+            (("apiKeys", i, "hash" if api_key.hash else "key"), api_key.digest.hex())
+            for i, api_key in enumerate(self.api_keys)
+        )
         yield from _twice((("nodes", i, "id"), node.id) for i, node in enumerate(self.nodes))
 
 
@@ -295,6 +315,11 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
     models: tuple[AnyModelConfig, ...]
     swap: SwapConfig = KeepSwap()
     priorities: dict[str, int] = {}
+
+    def price_of(self, model: str) -> Price | None:
+        """Return the price of a model, by its canonical name; None: it has none."""
+        own = next((each.price for each in self.models if each.name == model), None)
+        return own or self.prices.get(model)
 
     @property
     def local_models(self) -> tuple[AnyModelConfig, ...]:

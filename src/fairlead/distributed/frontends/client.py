@@ -95,13 +95,14 @@ class DispatchClient:
 
     `connects` open an authenticated connection to each dispatcher, of which one leads. `run` keeps the front
     connected. The functions of `on_connect` are called when a dispatcher has accepted this front and its jobs
-    are declared.
+    are declared, and `on_keys` with the keys that it sends.
     """
 
     def __init__(self, connects: list[Connect], queue: QueueConfig) -> None:
         self.epoch = 0
         self.run_id = ""  # of the dispatcher with this epoch
         self.on_connect: list[Callable[[], None]] = []
+        self.on_keys: Callable[[wire.StoredKeys], None] = lambda _keys: None
         self._connects = connects
         self._pauses = {connect: _Pause() for connect in connects}
         self._no_dispatcher = LimitedLog("no dispatcher")
@@ -293,6 +294,8 @@ class DispatchClient:
                     asked.answer = value
                     asked.error = None if error is None else error.error()
                     asked.event.set()
+            case wire.StoredKeys():
+                self.on_keys(message)
             case wire.Standby():  # one that was replaced, or that does not lead
                 link.close()
             case _:

@@ -41,7 +41,8 @@ class FrontServer:
     """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
 
     `expected`: the names of the fronts that declare their jobs in the grace time; None: unknown. `questions`
-    and `orders` as for `FrontQuestions`. `on_front_ended` is called with the name of a front that has ended.
+    and `orders` as for `FrontQuestions`. `on_front_connected` is called with a front each time that it has
+    connected, `on_front_ended` with the name of a front that has ended.
     `may_send` as for `FrameLink`: whether this dispatcher leads. `raise_epoch` is called with a higher epoch,
     and returns whether this dispatcher takes it.
     """
@@ -56,6 +57,7 @@ class FrontServer:
         expected: Collection[str] | None = (),
         may_send: Callable[[], bool] = lambda: True,
         raise_epoch: Callable[[int], bool] = lambda _epoch: False,
+        on_front_connected: Callable[[Front], None] = lambda _front: None,
         on_front_ended: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._dispatcher = dispatcher
@@ -66,6 +68,7 @@ class FrontServer:
         self._raise_epoch = raise_epoch
         self._run_id = secrets.token_hex(8)
         self._refused = LimitedLog("front refused: it has seen another dispatcher with this or a later epoch")
+        self._on_front_connected = on_front_connected
         self._on_front_ended = on_front_ended
         self._fronts: dict[str, Front] = {}
         self._served: set[str] = set()
@@ -129,6 +132,7 @@ class FrontServer:
         front.undeclared, front.has_counters = set(front.jobs), False
         self._has_front.set()
         link.send(wire.Welcome(self._epoch, self._run_id))
+        self._on_front_connected(front)
         logger.info("front connected", front=name, jobs=len(front.jobs))
         try:
             await contain("messages of a front", link.run, partial(self._handle, front))

@@ -16,6 +16,7 @@ from fairlead.router.dispatch.estimates import WaitEstimate
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.tenant_counters import TenantCounters
 from fairlead.router.dispatch.waiter import HeldSeat, SeatLoss, Seconds
+from fairlead.store.records import KeySet
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
@@ -212,7 +213,19 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     counters: TenantCounters | None = None
 
 
-ToFront = Welcome | Standby | JobQueued | SeatGranted | JobRefused | JobStopped | Answered | Heartbeat
+class StoredKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
+    """All keys of the store. Sent when a front has connected, and after each change.
+
+    `number` grows with each change of this dispatcher's; the front answers it as `keys_seen`.
+    """
+
+    number: int
+    keys: KeySet
+
+
+ToFront = (
+    Welcome | Standby | JobQueued | SeatGranted | JobRefused | JobStopped | Answered | Heartbeat | StoredKeys
+)
 
 to_dispatcher_decoder = msgspec.msgpack.Decoder(ToDispatcher)
 to_front_decoder = msgspec.msgpack.Decoder(ToFront)

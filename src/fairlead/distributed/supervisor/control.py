@@ -62,7 +62,8 @@ class StartProcess(msgspec.Struct, frozen=True, tag="start"):
             if self.spec is None
             else msgspec.structs.replace(self.spec, listen="", first_grant=FIRST_GRANT)
         )
-        return (self.model, spec, self.config)
+        config = None if self.config is None else msgspec.structs.replace(self.config, price=None)
+        return (self.model, spec, config)
 
 
 class ProcessUp(msgspec.Struct, frozen=True, tag="up"):

@@ -13,7 +13,7 @@ import msgspec
 from fairlead.base.errors import NoNode
 from fairlead.distributed.frontends.client import DispatchClient
 from fairlead.distributed.frontends.questions import Questions
-from fairlead.generation.metrics.job_metrics import FrontCounts, merged
+from fairlead.generation.metrics.job_metrics import FrontCounts, JobStatistics, merged
 
 MAX_ABSENT = 100
 """Number of fronts without a connection whose counts are kept apart, in case they connect again."""
@@ -58,8 +58,14 @@ class SharedCounts:
             name: msgspec.structs.replace(model, waiting=0, running=0)
             for name, model in counts.jobs.models.items()
         }
+        tenants = {
+            name: msgspec.structs.replace(tenant, waiting=0, running=0)
+            for name, tenant in counts.jobs.tenants.items()
+        }
         self._absent[front] = msgspec.structs.replace(
-            counts, jobs=msgspec.structs.replace(counts.jobs, models=models)
+            counts,
+            jobs=JobStatistics(models, tenants),
+            usage=msgspec.structs.replace(counts.usage, waiting=0),
         )
         while len(self._absent) > MAX_ABSENT:
             oldest = self._absent.pop(next(iter(self._absent)))

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from fairlead.generation.timeline import LEFT, SUCCESS, RequestTimeline
+from fairlead.store.journal import JournalStatistics
 
 LABELS_AT_MOST = 1000
 OTHER = "other"
@@ -99,12 +100,16 @@ class TenantCounts(msgspec.Struct, frozen=True):
     prompt_tokens: tokens of their prompts.
     generated_tokens: tokens of their answers.
     waited_s: their total wait for a seat.
+    waiting: jobs that have had no seat yet.
+    running: jobs that have had one.
     """
 
     jobs: int
     prompt_tokens: int
     generated_tokens: int
     waited_s: float
+    waiting: int = 0
+    running: int = 0
 
 
 class JobStatistics(msgspec.Struct, frozen=True):
@@ -136,12 +141,13 @@ class FrontCounts(msgspec.Struct, frozen=True):
     """What a front has counted.
 
     `refusals`: requests refused before they became jobs, by error code. `dropped_answers`: those dropped
-    because their clients did not read them, by tenant.
+    because their clients did not read them, by tenant. `usage`: what was counted for the store.
     """
 
     jobs: JobStatistics = JobStatistics({}, {})
     refusals: dict[str, int] = {}
     dropped_answers: dict[str, int] = {}
+    usage: JournalStatistics = JournalStatistics()
 
 
 def merged(parts: Iterable[FrontCounts], *, labels_at_most: int = LABELS_AT_MOST) -> FrontCounts:
@@ -150,12 +156,14 @@ def merged(parts: Iterable[FrontCounts], *, labels_at_most: int = LABELS_AT_MOST
     tenants: dict[str, TenantCounts] = {}
     refusals: Counter[str] = Counter()
     dropped: dict[str, int] = {}
+    usage = JournalStatistics()
     for part in parts:
+        usage = _sum(usage, part.usage)
         refusals.update(part.refusals)
         _add_all(models, part.jobs.models, labels_at_most)
         _add_all(tenants, part.jobs.tenants, labels_at_most)
         _add_all(dropped, part.dropped_answers, labels_at_most)
-    return FrontCounts(JobStatistics(models, tenants), dict(refusals), dropped)
+    return FrontCounts(JobStatistics(models, tenants), dict(refusals), dropped, usage)
 
 
 def _add_all(sums: dict[str, Any], parts: Mapping[str, Any], labels_at_most: int) -> None:
@@ -219,13 +227,21 @@ class JobMetrics:
     def statistics(self, under_way: Iterable[RequestTimeline] = ()) -> JobStatistics:
         """Return the current counts, with the tokens of the jobs under way. No total ever falls."""
         now: defaultdict[str, _Now] = defaultdict(_Now)
+        tenants_now: defaultdict[str, _Now] = defaultdict(_Now)
         for timeline in under_way:
+            tenant = self._label(self._tenants, timeline.job.tenant)
+            self._tenants.setdefault(tenant, _Tenant())
+            tenants_now[tenant].add(timeline)
             name = self._label(self._models, timeline.job.model)
             if name not in self._models:
                 self._models[name] = _Model()
             now[name].add(timeline)
         models = {name: self._of_model(name, now[name]) for name in self._models}
-        return JobStatistics(models, {name: tenant.statistics() for name, tenant in self._tenants.items()})
+        tenants = {
+            name: tenant.statistics(tenants_now[name].waiting, tenants_now[name].running)
+            for name, tenant in self._tenants.items()
+        }
+        return JobStatistics(models, tenants)
 
     def _of_model(self, name: str, now: "_Now") -> ModelCounts:
         model = self._models[name]
@@ -250,7 +266,7 @@ class JobMetrics:
 
 
 class _Now:
-    """The counts of one model's jobs that are under way."""
+    """The counts of one model's, or one tenant's, jobs that are under way."""
 
     __slots__ = ("generated_tokens", "prompt_tokens", "running", "waiting")
 
@@ -263,7 +279,7 @@ class _Now:
     def add(self, timeline: RequestTimeline) -> None:
         self.waiting += timeline.granted_s is None
         self.running += timeline.granted_s is not None
-        self.prompt_tokens += _computed(timeline)
+        self.prompt_tokens += timeline.computed_prompt_tokens
         self.generated_tokens += timeline.tokens
 
 
@@ -282,7 +298,7 @@ class _Model:
 
     def add(self, timeline: RequestTimeline) -> None:
         self.outcomes[timeline.outcome] += 1
-        self.prompt_tokens += _computed(timeline)
+        self.prompt_tokens += timeline.computed_prompt_tokens
         self.generated_tokens += timeline.tokens
         self.retries += max(0, timeline.attempts - 1)
         if timeline.outcome == SUCCESS:
@@ -322,14 +338,11 @@ class _Tenant:
 
     def add(self, timeline: RequestTimeline) -> None:
         self.jobs += 1
-        self.prompt_tokens += _computed(timeline)
+        self.prompt_tokens += timeline.computed_prompt_tokens
         self.generated_tokens += timeline.tokens
         self.waited_s += timeline.waited_s
 
-    def statistics(self) -> TenantCounts:
-        return TenantCounts(self.jobs, self.prompt_tokens, self.generated_tokens, self.waited_s)
-
-
-def _computed(timeline: RequestTimeline) -> int:
-    """Return the prompt tokens, which are computed once the answer has begun; 0 before."""
-    return timeline.prompt_tokens if timeline.first_delta_s is not None else 0
+    def statistics(self, waiting: int, running: int) -> TenantCounts:
+        return TenantCounts(
+            self.jobs, self.prompt_tokens, self.generated_tokens, self.waited_s, waiting, running
+        )

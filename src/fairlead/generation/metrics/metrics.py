@@ -29,6 +29,7 @@ from fairlead.generation.metrics.vllm import as_vllm
 from fairlead.nodes.node import ModelState
 from fairlead.nodes.status import EngineStatus
 from fairlead.router.fleet.status import ModelStatus, NodeStatus
+from fairlead.store.journal import JournalStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ JOBS: tuple[Row[ModelCounts], ...] = (
 )
 
 TENANTS: tuple[Row[TenantCounts], ...] = (
+    Gauge("fairlead_tenant_waiting_jobs", "Jobs that wait for a seat.", lambda t: t.waiting),
+    Gauge("fairlead_tenant_running_jobs", "Jobs that hold a seat.", lambda t: t.running),
     Counter("fairlead_tenant_jobs", "Finished jobs.", lambda t: t.jobs),
     Counter("fairlead_tenant_prompt_tokens", "Prompt tokens.", lambda t: t.prompt_tokens),
     Counter("fairlead_tenant_generated_tokens", "Generated tokens.", lambda t: t.generated_tokens),
@@ -137,6 +140,14 @@ NODES: tuple[Row[NodeStatus], ...] = (
     Gauge("fairlead_node_busy_seats", "Seats that jobs hold.", lambda n: n.busy),
     Counter("fairlead_node_ups", "How often it came up.", lambda n: n.ups),
     Counter("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
+)
+
+USAGE: tuple[Row[JournalStatistics], ...] = (
+    Gauge("fairlead_usage_jobs_waiting", "Finished jobs that are not in the store yet.", lambda j: j.waiting),
+    Counter("fairlead_usage_jobs_written", "Finished jobs that are in the store.", lambda j: j.written),
+    Counter(
+        "fairlead_usage_jobs_dropped", "Finished jobs that the store will never have.", lambda j: j.dropped
+    ),
 )
 
 RESPONSES: tuple[Row[KeptResponses], ...] = (
@@ -203,6 +214,7 @@ class ServerMetrics:
             self._responses(),
             unread_bytes=self._unread_bytes(),
             dropped_answers=scope.of_tenants(counts.dropped_answers),
+            usage=counts.usage,
             lines_dropped=lines_dropped(),
         )
 
@@ -230,6 +242,7 @@ class CollectedMetrics(Collector):
         *,
         unread_bytes: int,
         dropped_answers: Mapping[str, int],
+        usage: JournalStatistics,
         lines_dropped: int,
     ) -> None:
         self._now = now
@@ -239,6 +252,7 @@ class CollectedMetrics(Collector):
         self._responses = responses
         self._unread_bytes = unread_bytes
         self._dropped_answers = dropped_answers
+        self._usage = usage
         self._lines_dropped = lines_dropped
         self._process = ProcessCollector(registry=None)
 
@@ -249,6 +263,7 @@ class CollectedMetrics(Collector):
         yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
         yield from families(RESPONSES, (), [((), self._responses)])
+        yield from families(USAGE, (), [((), self._usage)])
         yield UNREAD.family((), [((), self._unread_bytes)])
         dropped = [((self._shown(name),), number) for name, number in self._dropped_answers.items()]
         yield UNREAD_DROPPED.family(("tenant",), dropped)

@@ -25,7 +25,7 @@ class TenantNames:
     """
 
     def __init__(self, config: Config) -> None:
-        keys = "\0".join(sorted(api_key.key for api_key in config.api_keys))
+        keys = "\0".join(sorted(api_key.key or api_key.hash for api_key in config.api_keys))
         self._key = hashlib.blake2b(keys.encode()).digest() if keys else _KEY_OF_THIS_RUN
         self._shown = lru_cache(CACHE_SIZE)(printable if config.tenant_names == "plain" else self._hashed)
 

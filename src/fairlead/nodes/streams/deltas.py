@@ -41,7 +41,8 @@ OnDelta = Callable[[list[Delta]], bool]
 class Deltas:
     """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
 
-    `tokens` counts the tokens put so far for all choices, read or not. `finish_reasons` are those of the
+    `tokens` counts the tokens put so far for all choices, read or not, and `cached_tokens` has those of the
+    prompt that were cached, by choice. `finish_reasons` are those of the
     choices that have ended. `translated_from` is the dialect that pieces of the answer were translated from.
     `keeps`: what was put stays available as `kept`. Once a reader sends the answer as it arrives, it sets
     `unread`, which counts what it has not taken; an answer that is read at its end is not counted.
@@ -49,6 +50,7 @@ class Deltas:
 
     def __init__(self, choices: int, *, keeps: bool = False) -> None:
         self.tokens = 0
+        self.cached_tokens: dict[int, int] = {}
         self.finish_reasons: list[FinishReason] = []
         self.translated_from: str | None = None
         self.unread: UnreadBytes | None = None
@@ -75,6 +77,8 @@ class Deltas:
             return
         # Not below 0: a correction may refer to events that a repetition had split differently.
         self.tokens = max(0, self.tokens + len(delta.token_ids) + delta.relayed_tokens)
+        if delta.cached_tokens:
+            self.cached_tokens[delta.index] = delta.cached_tokens
         relayed_bytes = 0
         if delta.translation is not None:
             self.translated_from = delta.translation.dialect
@@ -118,6 +122,10 @@ class Deltas:
             self._ended.set()
             self._wake()
 
+    def prompt_cached_tokens(self, choices: int) -> int:
+        """Return the cached tokens of all prompts, each counted once: by the first of its `choices`."""
+        return sum(tokens for index, tokens in self.cached_tokens.items() if index % choices == 0)
+
     # Between two attempts: synchronous --------------------------------------------------------------
 
     @property
@@ -136,6 +144,7 @@ class Deltas:
         if self._was_read:
             return False
         self.tokens = 0
+        self.cached_tokens.clear()
         self.finish_reasons.clear()
         self.translated_from = None
         self._open_choices = self._choices

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import structlog
 
-from fairlead.base.config import AnyModelConfig, Config, ConfigError, ModelConfig, SelectorConfig
+from fairlead.base.config import AnyModelConfig, Config, ConfigError, ModelConfig, Price, SelectorConfig
 from fairlead.base.errors import FaultyModel, LoadFailed
 from fairlead.language.text.model import TextModel
 
@@ -43,6 +43,10 @@ class ModelCatalog:
         self.aliases: dict[str, str] = {}
         self.selectors: dict[str, SelectorConfig] = {}
         self._read = read
+
+    def price_of(self, model: str) -> Price | None:
+        """Return the price of a model, by its canonical name; None: it has none."""
+        return self.config.price_of(model)
 
     async def read_all(self) -> Readings:
         """Read what `texts` needs of the configured models; a fault of one does not keep others from it.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+import msgspec
 import trio
 
 from fairlead.base.config import Config, KeepSwap
@@ -67,7 +68,7 @@ class LocalModels(dict[str, ManagedModel]):
                     on_died=lambda died: self._spawn(self._restart, died),
                     health=config.health_check,
                 )
-            elif model.config != each or text is not None:
+            elif msgspec.structs.replace(model.config, price=each.price) != each or text is not None:
                 model.config, model.text = each, text
             if fault is not None or text is not None:
                 model.fault = fault

@@ -17,14 +17,25 @@ Kept responses and running jobs belong to a key, and of a trusted one to the use
 
 import ipaddress
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
+from math import inf
+from typing import NamedTuple
 
 from fairlead.base.config import ApiKey, QueueConfig, Role
-from fairlead.base.errors import Forbidden, InsufficientRole, InvalidApiKey, InvalidRequest, quoted
+from fairlead.base.errors import (
+    Forbidden,
+    InsufficientRole,
+    InvalidApiKey,
+    InvalidRequest,
+    StoreUnavailable,
+    quoted,
+)
 from fairlead.base.formats.headers import USER_HEADER, Headers
+from fairlead.store.records import StoredKey
 
 # Tenants are kept in the queue and written to the log: longer names become hashes.
 MAX_TENANT_LENGTH = 128
@@ -34,16 +45,49 @@ _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
 
 class Authenticator:
-    """The configured keys. Without any, every client is accepted."""
+    """The configured keys, and those of the store. Without configured ones, every client is accepted.
 
-    def __init__(self, api_keys: Iterable[ApiKey]) -> None:
+    Stored keys alone do not close a server: it would be open to everybody when its store is away. While they
+    are not known yet, an unknown key is refused with 503, not 401.
+
+    api_keys: those of the configuration.
+    has_store: whether `change_stored` will be called.
+    now: returns the seconds since 1970.
+    """
+
+    def __init__(
+        self, api_keys: Iterable[ApiKey], *, has_store: bool = False, now: Callable[[], float] = time.time
+    ) -> None:
+        self._stored: dict[bytes, _StoredSecret] = {}
+        self._teams: dict[str, str] = {}
+        self._knows_stored = not has_store
+        self._now = now
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
-        """Replace the keys. Requests that were authenticated before continue."""
+        """Replace the configured keys. Requests that were authenticated before continue."""
         # Digests have equal lengths, so comparing them does not reveal the length of a key.
-        self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
+        self._keys = tuple((api_key.digest, api_key) for api_key in api_keys)
         self._by_digest = dict(self._keys)
+        self._add_teams(api_key for _, api_key in self._keys)
+
+    def change_stored(self, keys: Iterable[StoredKey]) -> None:
+        """Replace the keys of the store, as `change` does."""
+        self._stored = {}
+        self._knows_stored = True
+        for key in keys:
+            api_key = key.api_key()
+            self._add_teams([api_key])
+            for secret in key.secrets if key.revoked_at is None else ():
+                expires_at = min(key.expires_at or inf, secret.expires_at or inf)
+                self._stored[bytes.fromhex(secret.sha256)] = _StoredSecret(api_key, expires_at)
+
+    def team_of(self, key_id: str) -> str:
+        """Return the team of a key, also of one that was removed while this process runs; "": none."""
+        return self._teams.get(key_id, "")
+
+    def _add_teams(self, api_keys: Iterable[ApiKey]) -> None:
+        self._teams |= {key_id(api_key): api_key.team or "" for api_key in api_keys}
 
     @property
     def has_keys(self) -> bool:
@@ -63,6 +107,10 @@ class Authenticator:
             if compare_digest(configured, digest):
                 found = api_key
         if found is None:
+            found = self._find_stored(digest)
+        if found is None and not self._knows_stored:
+            raise StoreUnavailable("this API key is not known yet: the keys of the store were not read")
+        if found is None:
             raise InvalidApiKey("this API key is not valid here")
         return found
 
@@ -72,7 +120,22 @@ class Authenticator:
         It takes as long for many keys as for one. The time may reveal a part of a digest, but never a key.
         """
         presented = _presented_key(headers) if self._keys else None
-        return None if presented is None else self._by_digest.get(_digest(presented.encode("latin-1")))
+        if presented is None:
+            return None
+        digest = _digest(presented.encode("latin-1"))
+        return self._by_digest.get(digest) or self._find_stored(digest)
+
+    def _find_stored(self, digest: bytes) -> ApiKey | None:
+        """Return a stored key that is valid now. The time may reveal a part of a digest, but never a key."""
+        found = self._stored.get(digest)
+        return found.api_key if found is not None and self._now() < found.expires_at else None
+
+
+class _StoredSecret(NamedTuple):
+    """A secret of a stored key; `expires_at` is in seconds since 1970."""
+
+    api_key: ApiKey
+    expires_at: float
 
 
 def tenant_of(
@@ -134,7 +197,7 @@ def owner_of(api_key: ApiKey | None) -> str:
 
 def key_id(api_key: ApiKey) -> str:
     """Return the id that names a key in the log and in errors: a part of its SHA-256, not of the key."""
-    return f"key-{_digest(api_key.key.encode()).hex()[:16]}"
+    return f"key-{api_key.digest.hex()[:16]}"
 
 
 def check_role(api_key: ApiKey | None, role: Role) -> None:

@@ -236,21 +236,21 @@ class Quotas:
     """The quotas of all configured keys."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
-        self._by_key: Mapping[tuple[str, KeyLimits], Quota] = {}
+        self._by_key: Mapping[tuple[bytes, KeyLimits], Quota] = {}
         self._unlimited = Quota(KeyLimits())
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
         """Replace the configured keys. A key with unchanged limits keeps its usage."""
         earlier = self._by_key
-        names = [(api_key.key, api_key.limits) for api_key in api_keys]
+        names = [(api_key.digest, api_key.limits) for api_key in api_keys]
         self._by_key = {name: earlier.get(name) or Quota(name[1]) for name in names}
 
     def of(self, api_key: ApiKey | None) -> Quota:
         """Return a key's quota; without a key, one without limits."""
         if api_key is None:
             return self._unlimited
-        quota = self._by_key.get((api_key.key, api_key.limits))
+        quota = self._by_key.get((api_key.digest, api_key.limits))
         # The key may have been changed or removed since the request was authenticated.
         return quota if quota is not None else Quota(api_key.limits)
 

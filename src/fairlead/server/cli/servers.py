@@ -1,10 +1,20 @@
 """The commands that run a server: arguments become a `Config`, which `app` runs."""
 
+import os
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from fairlead.base.config import NO_OPERATOR, Config, ConfigError, QueueConfig, is_loopback, lacks_operator
+from fairlead.base.config import (
+    NO_OPERATOR,
+    NO_STORE,
+    Config,
+    ConfigError,
+    QueueConfig,
+    default_store,
+    is_loopback,
+    lacks_operator,
+)
 from fairlead.server.console.options import File, Flag, Model, ServeOptions
 
 if TYPE_CHECKING:
@@ -79,7 +89,9 @@ def node(
         file_config = reading.config
     settings = options.config(model, file_config)
     queue = replace(settings.queue, capacity=0)
-    return _serve(replace(settings, queue=queue), None, lifeline=options.lifeline)
+    # The other server counts its jobs, perhaps in the same store.
+    store = settings.store if options.has_store(file_config) else NO_STORE
+    return _serve(replace(settings, queue=queue, store=store), None, lifeline=options.lifeline)
 
 
 def dispatcher(*, config: File) -> int:
@@ -116,7 +128,7 @@ def _serve_part(file: File, *, is_front: bool) -> int:
     reading = read(file)
     if reading is None:
         return 2
-    config = reading.config
+    config = replace(reading.config, store=reading.config.store or default_store(os.environ))
     if is_front and not is_loopback(config.host) and not config.api_keys:
         report_warning(f"any client that reaches {config.host} may use this server: use apiKeys")
     if is_front and lacks_operator(config.api_keys):

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from fairlead.base.config import MODEL_KINDS, CommandConfig, FiltersConfig, ModelConfig
+from fairlead.base.config import MODEL_KINDS, CommandConfig, FiltersConfig, ModelConfig, read_amount
 from fairlead.base.config.access import read_key
 from fairlead.base.config.documentation import documentation_of, summary_of
 from fairlead.base.config.models import NO_SETTINGS
@@ -32,6 +32,7 @@ from fairlead.server.configfile.sections import FileSettings
 Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_AMOUNT = r"^\s*\d+(\.\d+)?\s*[kKMG]?\s*$"
 _TIME = r"^\s*(\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h|d))+)\s*$"
 _USE = {"$ref": "#/$defs/Use"}
 # Values beyond its type that a setting may have; the reader treats them as not set.
@@ -121,6 +122,8 @@ class _Types:
         if read is read_environment:
             pairs = {"type": "array", "items": {"type": "string", "pattern": "^[^=]+="}}
             return [pairs, {"type": "object", "additionalProperties": _TEXT}]
+        if read is read_amount:
+            return [self._plain(shape.kind, shape), {"type": "string", "pattern": _AMOUNT}]
         if read is read_key:
             return [_TEXT, self._plain(shape.kind, shape)]
         assert read is None, f"no schema for the values of {read}"

@@ -3,6 +3,7 @@
 The command line overrides the file.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from fairlead.base.config import (
     QueueConfig,
     ReplicasConfig,
     Role,
+    default_store,
     demonstration_model,
 )
 from fairlead.language.text.gguf_choice import absolute, is_gguf, model_name
@@ -82,6 +84,7 @@ SERVE_OPTIONS = (
     SettingOption("request_timeout", Config, "request_timeout_s"),
     SettingOption("drain_timeout", Limits, "drain_s"),
     SettingOption("log_json", Config, "log_json"),
+    SettingOption("store", Config, "store", env_var="FAIRLEAD_STORE", validator=_not_blank),
 )
 
 
@@ -122,6 +125,10 @@ class ServeOptions:
     ray: Annotated[str | None, Parameter(validator=_not_blank)] = None
     lifeline: Annotated[bool, Parameter(negative="", show=False)] = False
 
+    def has_store(self, given: Config) -> bool:
+        """Return whether the options or the file say which store is used."""
+        return bool(given.store or self.settings(Config).get("store"))
+
     def settings(self, owner: type[msgspec.Struct]) -> dict[str, Any]:
         """Return the settings of this struct that are given, by the names of its fields."""
         values = {
@@ -142,7 +149,7 @@ class ServeOptions:
             allowed_hosts=(*given.allowed_hosts, *self.allowed_host),
             queue=msgspec.structs.replace(given.queue, **self.settings(QueueConfig)),
             limits=msgspec.structs.replace(given.limits, **self.settings(Limits)),
-            **self.settings(Config),
+            **{"store": given.store or default_store(os.environ), **self.settings(Config)},
         )
 
     def _api_keys(self, given: Config) -> tuple[ApiKey, ...]:

@@ -17,6 +17,7 @@ from fairlead.base.runtime.gc_tuning import freeze
 from fairlead.base.supervision import contain, keep_running
 from fairlead.distributed.frontends.server import FrontServer
 from fairlead.distributed.frontends.shared_quotas import SharedQuotas
+from fairlead.distributed.frontends.shared_store import SharedStore
 from fairlead.distributed.ipc.address import LinkAddress, listen
 from fairlead.distributed.ipc.handshake import HandshakeFailed
 from fairlead.distributed.ipc.handshakes import PendingHandshakes
@@ -34,7 +35,10 @@ from fairlead.nodes.processes.health import Outcome
 from fairlead.router.dispatch.dispatcher import Dispatcher
 from fairlead.router.fleet.fleet import Fleet
 from fairlead.router.fleet.node_registry import NodeRegistry
+from fairlead.router.quotas.budgets import Budgets, subjects_of
 from fairlead.server.processes.child import SupervisorLink
+from fairlead.store.opening import store_of
+from fairlead.store.store import StoreKeeper
 
 SOCKET = "dispatcher.sock"
 # After this time fronts are served although the replicas of an earlier dispatcher do not answer.
@@ -96,7 +100,14 @@ class DispatcherRole:
             make_process=self._processes.make,
             adopted=self._processes.adoptable,
         )
-        self._quotas = SharedQuotas()
+        budgets = Budgets()
+        self._quotas = SharedQuotas(budgets)
+        store = store_of(config)
+        self._keeper = None if store is None else StoreKeeper(store)
+        if self._keeper is not None:
+            self._keeper.on_spent = budgets.restore
+            self._keeper.subjects = self._budget_subjects
+        self._store = SharedStore(self._keeper, lambda: self._server.fronts)
         self._counts = SharedCounts()
         self._server = FrontServer(
             self._dispatcher,
@@ -114,7 +125,9 @@ class DispatcherRole:
                 "node_requested": self._count_request,
                 **self._counts.questions,
                 **self._quotas.questions,
+                **self._store.questions,
             },
+            on_front_connected=self._store.connected,
             on_front_ended=self._front_ended,
             orders={
                 "load": self._load_model,
@@ -122,6 +135,7 @@ class DispatcherRole:
                 "add_node": self._add_node,
                 "remove_node": self._remove_node,
                 "drain_node": self._drain_node,
+                **self._store.orders,
             },
         )
         self._refused = LimitedLog("front refused")
@@ -135,6 +149,8 @@ class DispatcherRole:
             self._link.serve(self._handle)
             await self._fleet.prepare()
             self._nursery.start_soon(self._dispatcher.run)
+            if self._keeper is not None:
+                self._nursery.start_soon(keep_running, "store", self._keeper.run)
             self._nursery.start_soon(self._load)
             await self._fleet.has_adopted.wait()
             self._processes.end_others()
@@ -175,6 +191,11 @@ class DispatcherRole:
                 return
             await self._server.serve(stream, name)
 
+    def _budget_subjects(self) -> list[str]:
+        config, stored = self._fleet.catalog.config, self._keeper and self._keeper.keys
+        keys = [key.api_key() for key in stored.keys] if stored else []
+        return subjects_of((*config.api_keys, *keys), config.budgets)
+
     # Messages of the supervisor ----------------------------------------------------------------------
 
     def _handle(self, message: control.ToChildRole) -> None:
@@ -210,6 +231,7 @@ class DispatcherRole:
     def _front_ended(self, name: str) -> None:
         self._quotas.end_front(name)
         self._counts.end_front(name)
+        self._store.end_front(name)
 
     async def _load_model(self, model: str, by: object) -> None:
         await self._fleet.load(model, by=_requester(by))

@@ -18,6 +18,7 @@ from fairlead.base.runtime.gc_tuning import freeze
 from fairlead.base.supervision import contain, keep_running
 from fairlead.distributed.frontends.client import ANSWER_TIMEOUT_S, NO_ANSWER, DispatchClient
 from fairlead.distributed.frontends.shared_quotas import RemoteQuotas
+from fairlead.distributed.frontends.shared_store import RemoteStore
 from fairlead.distributed.ipc.address import LinkAddress, connect
 from fairlead.distributed.ipc.handshake import shake_hands
 from fairlead.distributed.supervisor import control
@@ -29,6 +30,7 @@ from fairlead.generation.gateway import Gateway
 from fairlead.generation.request_log import RequestLog, open_request_log
 from fairlead.generation.services import Services
 from fairlead.generation.timeline import RequestTimeline
+from fairlead.generation.usage import UsageRecorder
 from fairlead.router.fleet.model_reading import read_model
 from fairlead.server.descriptors import limits_within_descriptors
 from fairlead.server.listener.listener import address_of, bind, serve_http
@@ -36,6 +38,8 @@ from fairlead.server.listener.shared_sockets import SharedSockets
 from fairlead.server.processes.child import SupervisorLink
 from fairlead.server.processes.dispatcher_role import SOCKET
 from fairlead.server.routes.routes import Application
+from fairlead.store.journal import UsageJournal
+from fairlead.store.store import UsageWriter
 
 COUNTS_INTERVAL_S = 1.0
 # Paths that are served although no dispatcher has answered yet.
@@ -108,6 +112,9 @@ class FrontRole:
         self._client = DispatchClient([partial(self._connect, at) for at in addresses], config.queue)
         self._quotas = RemoteQuotas(self._client, timeout_s=config.queue.timeout_s)
         self._counts = CountsView(self._client)
+        self._store = RemoteStore(self._client)
+        self._usage = UsageWriter(UsageJournal())
+        self._recorder: UsageRecorder | None = None
 
     async def run(self) -> None:
         """Serve until drained."""
@@ -132,6 +139,14 @@ class FrontRole:
             )
             app = Application(self._services(view, gateway))
             self._counts.own = app.counts
+            self._store.on_keys.append(app.change_stored_keys)
+            if config.has_store:
+                self._recorder = UsageRecorder(
+                    self._usage,
+                    price_of=view.catalog.price_of,
+                    team_of=app.team_of,
+                )
+                nursery.start_soon(keep_running, "usage", self._usage.run, self._store.write)
             sockets = self._open_sockets()
             self._link.serve(partial(self._handle, view, app, sockets, nursery))
             nursery.start_soon(keep_running, "request log", self._request_log.run)
@@ -150,6 +165,8 @@ class FrontRole:
                 callers=app.callers,
                 wait=sockets.wait_for_connection,
             )
+            if self._recorder is not None:
+                await self._usage.finish(self._store.write)
             nursery.cancel_scope.cancel()
 
     def _open_sockets(self) -> SharedSockets:
@@ -212,6 +229,8 @@ class FrontRole:
             quotas=self._quotas,
             counts=self._counts.totals,
             fronts=self._config.fronts,
+            store=self._store if self._config.has_store else None,
+            journal=self._usage.journal.statistics,
         )
 
     def _handle(
@@ -242,6 +261,8 @@ class FrontRole:
 
     def _record(self, view: FleetView, timeline: RequestTimeline) -> None:
         self._request_log.add(timeline, view.load_times(timeline.job.model))
+        if self._recorder is not None:
+            self._recorder.add(timeline)
 
     async def _connect(self, address: LinkAddress) -> trio.abc.Stream:
         stream = await connect(address, self._tls)

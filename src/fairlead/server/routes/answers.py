@@ -26,7 +26,7 @@ def stream_response(body: EventStream, headers: dict[str, str]) -> Response:
 
 
 def answer_headers(notes: AnswerNotes) -> dict[str, str]:
-    """Return the headers about a job's wait, if it did wait, a translated answer, and a warning."""
+    """Return the headers about a job's wait, if it did wait, a translated answer, and warnings."""
     headers: dict[str, str] = {}
     if notes.estimated_wait_s is not None:
         headers["X-Estimated-Wait"] = str(notes.estimated_wait_s)
@@ -38,6 +38,8 @@ def answer_headers(notes: AnswerNotes) -> dict[str, str]:
         headers["X-Fairlead-Translated"] = notes.translated_from
     if notes.warning:
         headers["X-Fairlead-Warning"] = _in_ascii(notes.warning)
+    if notes.budgets:
+        headers["X-Fairlead-Budget"] = notes.budgets
     return headers
 
 

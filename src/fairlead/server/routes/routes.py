@@ -34,6 +34,7 @@ from fairlead.server.routes.request_reader import RequestReader
 from fairlead.server.routes.route import Permission, Route
 from fairlead.server.routes.route_table import ROUTES, dialects_of
 from fairlead.server.routes.views import Views
+from fairlead.store.records import KeySet
 
 
 class _Adapter:
@@ -72,7 +73,10 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._bypasses_quart = bypasses_quart
         self._jobs = JobService(services)
         self._reader = RequestReader(self._jobs)
-        self._authenticator = Authenticator(services.config.api_keys)
+        self._authenticator = Authenticator(services.config.api_keys, has_store=services.store is not None)
+        self.team_of = self._authenticator.team_of
+        self._configured_keys = services.config.api_keys
+        self._stored_keys: tuple[ApiKey, ...] = ()
         self._cors = Cors(services.config.cors.origins)
         self.matcher = RouteMatcher(routes)
         self._error_formats = ErrorFormats(dialects_of(routes))
@@ -133,9 +137,21 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         return {FORWARDED: is_forwarded, "client": None if address is None else (address, 0)}
 
     def change_keys(self, api_keys: tuple[ApiKey, ...]) -> None:
-        """Replace the API keys."""
-        self._jobs.quotas.change(api_keys)
+        """Replace the API keys of the configuration."""
+        self._configured_keys = api_keys
+        self._jobs.quotas.change(self.api_keys)
         self._authenticator.change(api_keys)
+
+    @property
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        """All keys in force: those of the configuration, and those of the store."""
+        return self._configured_keys + self._stored_keys
+
+    def change_stored_keys(self, keys: KeySet) -> None:
+        """Replace the API keys of the store."""
+        self._stored_keys = tuple(key.api_key() for key in keys.keys if key.revoked_at is None)
+        self._jobs.quotas.change(self.api_keys)
+        self._authenticator.change_stored(keys.keys)
 
     def _serve_tasks(self, views: Views) -> None:
         """Run the views' own tasks while the application is served."""

@@ -49,6 +49,7 @@ class Views:
         self._gateway, self._auth, self._unread = services.gateway, auth, reader.unread
         pipeline = GenerationPipeline(reader.jobs)
         self._generation = GenerationViews(reader, pipeline)
+        self._journal = services.journal
         overview = Overview(
             services.fleet,
             services.counts or self.counts,
@@ -76,7 +77,10 @@ class Views:
     def counts(self) -> FrontCounts:
         """Return what this process has counted, including the tokens of running jobs so far."""
         return FrontCounts(
-            self._gateway.statistics(), dict(self._auth.refusals()), dict(self._unread.dropped())
+            self._gateway.statistics(),
+            dict(self._auth.refusals()),
+            dict(self._unread.dropped()),
+            self._journal(),
         )
 
     def of(self, route: Route) -> View:

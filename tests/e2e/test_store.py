@@ -1,0 +1,236 @@
+"""Real servers with a store: killed at any time, or with a store that goes away under load."""
+
+import contextlib
+import os
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from e2e.real_server import RealServer, configured, real_server, until
+from store.databases import PostgresServer, start_postgres
+
+FRONTS = (1, 2)
+ADMIN = "sk-admin"
+BODY = {"prompt": "What is Fairlead?", "max_tokens": 4, "temperature": 0}
+
+
+def arguments(folder: Path, store: object, fronts: int, **more: object) -> tuple[str, ...]:
+    keys = [
+        {"key": ADMIN, "user": "ada", "role": "admin"},
+        {"key": "sk-ana", "user": "ana", "team": "research"},
+    ]
+    settings = {"fronts": fronts, "apiKeys": keys, **more}
+    return (*configured(folder, {}, **settings), "--store", str(store))
+
+
+def ask(server: RealServer, key: str = "sk-ana") -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{server.url}/v1/completions", json=BODY, headers=headers, timeout=60)
+
+
+def counted(store: Path) -> dict[str, int]:
+    """Return the sums of all usage in a file."""
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        row = connection.execute(
+            "SELECT COALESCE(SUM(requests), 0), COALESCE(SUM(prompt_tokens), 0), "
+            "COALESCE(SUM(generated_tokens), 0) FROM fairlead_usage"
+        ).fetchone()
+    return dict(zip(("requests", "prompt", "generated"), row, strict=True))
+
+
+class Load(threading.Thread):
+    """Asks a server until `end` is called. `answers` are the usages, `failures` the errors."""
+
+    def __init__(self, server: RealServer) -> None:
+        super().__init__(daemon=True)
+        self.answers: list[dict[str, int]] = []
+        self.failures: list[object] = []
+        self.slowest_s = 0.0
+        self._server = server
+        self._ends = threading.Event()
+
+    def run(self) -> None:
+        while not self._ends.is_set():
+            began = time.monotonic()
+            try:
+                answer = ask(self._server)
+            except httpx.HTTPError as error:
+                self.failures.append(error)
+                return
+            if answer.status_code == 200:
+                self.answers.append(answer.json()["usage"])
+            else:
+                self.failures.append(answer.text)
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+    def end(self) -> None:
+        self._ends.set()
+        self.join(60)
+
+
+@contextlib.contextmanager
+def loaded(server: RealServer, threads: int = 3) -> Iterator[list[Load]]:
+    loads = [Load(server) for _ in range(threads)]
+    for load in loads:
+        load.start()
+    try:
+        yield loads
+    finally:
+        for load in loads:
+            load.end()
+
+
+def sums(loads: list[Load]) -> dict[str, int]:
+    usages = [usage for load in loads for usage in load.answers]
+    return {
+        "requests": len(usages),
+        "prompt": sum(usage["prompt_tokens"] for usage in usages),
+        "generated": sum(usage["completion_tokens"] for usage in usages),
+    }
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_usage_is_in_the_store_when_the_server_has_stopped(tmp_path, fronts):
+    store = tmp_path / "data" / "fairlead.db"
+    with real_server(*arguments(tmp_path, store, fronts)) as server:
+        with loaded(server) as loads:
+            until(lambda: sums(loads)["requests"] >= 20)
+        assert [load.failures for load in loads] == [[], [], []]
+        assert server.stop() == 0
+    assert counted(store) == sums(loads)
+    assert store.stat().st_mode & 0o777 == 0o600
+    assert store.parent.stat().st_mode & 0o777 == 0o700
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        found = connection.execute("SELECT DISTINCT user_id, team, model, route, outcome FROM fairlead_usage")
+        assert found.fetchall() == [("ana", "research", "fairlead-demo", "/v1/completions", "success")]
+
+
+def kill_all(server: RealServer) -> None:
+    """Kill the server's process, and wait until its children have ended with it."""
+    children = server.child_pids()
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait(60)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+
+
+def check_kill(folder: Path, fronts: int, number: int, before: dict[str, int]) -> dict[str, int]:
+    """Kill a server under load at a time that depends on `number`; return what is counted then.
+
+    Nothing is counted twice: never more than was asked for. Nothing is lost but the last seconds' counts.
+    """
+    store = folder / "fairlead.db"
+    with real_server(*arguments(folder, store, fronts)) as server:
+        with loaded(server) as loads:
+            until(lambda: sums(loads)["requests"] >= 3)
+            early = sums(loads)["requests"]
+            time.sleep(1.5 + number * 0.137 % 2)
+            kill_all(server)
+        asked = sum(len(load.answers) + 1 for load in loads)
+    now = counted(store)
+    assert early <= now["requests"] - before["requests"] <= asked
+    per_request = {load["prompt_tokens"] for each in loads for load in each.answers}
+    assert now["prompt"] - before["prompt"] <= (now["requests"] - before["requests"]) * max(per_request)
+    return now
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_killed_server_counts_nothing_twice(tmp_path, fronts):
+    before = dict.fromkeys(("requests", "prompt", "generated"), 0)
+    for number in range(2):
+        before = check_kill(tmp_path, fronts, number, before)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_server_killed_many_times_counts_nothing_twice(tmp_path, fronts):
+    before = dict.fromkeys(("requests", "prompt", "generated"), 0)
+    for number in range(100):
+        before = check_kill(tmp_path, fronts, number, before)
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    server = start_postgres()
+    yield server
+    server.remove()
+
+
+def check_outage(folder: Path, postgres: PostgresServer, fronts: int, outage_s: float) -> None:
+    """Stop PostgreSQL under load, hanging first and then dead: no request notices, and all are counted."""
+    import psycopg
+
+    with real_server(*arguments(folder, postgres.url, fronts)) as server:
+        with loaded(server) as loads:
+            until(lambda: sums(loads)["requests"] >= 10)
+            postgres.pause()
+            time.sleep(outage_s / 2)
+            postgres.resume()
+            postgres.stop()
+            time.sleep(outage_s / 2)
+            postgres.start()
+            time.sleep(1)
+        assert [load.failures for load in loads] == [[], [], []]
+        assert max(load.slowest_s for load in loads) < 5
+        written = f"fairlead_usage_jobs_written_total {float(sums(loads)['requests'])}"
+        headers = {"Authorization": f"Bearer {ADMIN}"}
+        until(lambda: written in server.http.get("/metrics", headers=headers).text, within_s=90)
+        assert server.stop() == 0
+    with psycopg.connect(postgres.url) as connection:
+        row = connection.execute(
+            "SELECT SUM(requests), SUM(prompt_tokens), SUM(generated_tokens) FROM fairlead_usage"
+        ).fetchone()
+    assert dict(zip(("requests", "prompt", "generated"), map(int, row), strict=True)) == sums(loads)
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_no_request_notices_that_postgresql_is_away(tmp_path, postgres, fronts):
+    check_outage(tmp_path, postgres, fronts, 4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_no_request_notices_that_postgresql_is_away_for_a_minute(tmp_path, postgres, fronts):
+    check_outage(tmp_path, postgres, fronts, 60)
+
+
+@pytest.mark.parametrize("fault", ["locked", "a folder", "not a database", "read-only"])
+def test_server_answers_although_its_store_cannot_be_used(tmp_path, fault):
+    store = tmp_path / "fairlead.db"
+    holder = None
+    match fault:
+        case "locked":
+            holder = sqlite3.connect(store, isolation_level=None)
+            holder.execute("PRAGMA journal_mode = WAL")
+            holder.execute("BEGIN IMMEDIATE")
+        case "a folder":
+            store.mkdir()
+        case "not a database":
+            store.write_bytes(b"no database" * 1000)
+        case "read-only":
+            store = Path("/proc/fairlead.db")
+    with real_server(*arguments(tmp_path, store, 1)) as server:
+        assert ask(server).status_code == 200
+        metrics = server.http.get("/metrics", headers={"Authorization": f"Bearer {ADMIN}"}).text
+        assert "fairlead_usage_jobs_waiting 1.0" in metrics
+        if holder is not None:
+            holder.execute("ROLLBACK")
+            holder.close()
+            until(lambda: counted(store)["requests"] == 1 if _has_tables(store) else False)
+        server.stop()
+        log = "\n".join(server.log)
+    assert "store not read" in log
+    assert ("usage lost" in log) == (fault != "locked")
+
+
+def _has_tables(store: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(store)) as connection:
+        return bool(
+            connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'fairlead_usage'").fetchall()
+        )
