@@ -37,6 +37,7 @@ TAGS = {
     "models": "Models and tokens",
     "queue": "Queue",
     "fleet": "Loading, unloading and nodes",
+    "organization": "Keys and usage",
     "server": "Server",
 }
 ROUTES_HEAD = ("| route | purpose | body | answer | errors |", "|---|---|---|---|---|")

@@ -30,6 +30,18 @@ ROLE_OF: dict[tuple[str, str], Role] = {
     ("POST", "/nodes/{node_id}/drain"): "operator",
     ("POST", "/nodes"): "admin",
     ("DELETE", "/nodes/{node_id}"): "admin",
+    ("GET", "/v1/organization/api_keys"): "admin",
+    ("POST", "/v1/organization/api_keys"): "admin",
+    ("GET", "/v1/organization/api_keys/{key_id}"): "admin",
+    ("DELETE", "/v1/organization/api_keys/{key_id}"): "admin",
+    ("POST", "/v1/organization/api_keys/{key_id}/rotate"): "admin",
+    ("GET", "/v1/organization/admin_api_keys"): "admin",
+    ("POST", "/v1/organization/admin_api_keys"): "admin",
+    ("GET", "/v1/organization/admin_api_keys/{key_id}"): "admin",
+    ("DELETE", "/v1/organization/admin_api_keys/{key_id}"): "admin",
+    ("GET", "/v1/organization/projects/{project_id}/api_keys"): "admin",
+    ("GET", "/v1/organization/projects/{project_id}/api_keys/{key_id}"): "admin",
+    ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{key_id}"): "admin",
 }
 
 _MESSAGES = [{"role": "user", "content": "hello"}]
@@ -60,6 +72,7 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/models/load": {},
     "/models/unload": {},
 }
+_ORGANIZATION = {"api_keys": {"name": "ben"}, "admin_api_keys": {"name": "carla"}}
 _NAMES = {"node_id": "big", "upstream_path": "small/x", "digest": "sha256:0"}
 
 
@@ -77,6 +90,10 @@ def call_of(route: Route, *, node_url: str = "http://10.0.0.2:8000", **names: st
     path = re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], "absent"), route.path)
     if route.path == "/nodes" and route.method == "POST":
         return Call(route.method, path, json.dumps({"id": "big", "url": node_url}).encode())
+    if "/organization/" in route.path:
+        fields = _ORGANIZATION.get(route.path.rpartition("/")[2], {})
+        query = "?start_time=0" if "/usage/" in path or path.endswith("/costs") else ""
+        return Call(route.method, path + query, json.dumps(fields).encode() if route.body else b"")
     fields = _BODIES.get(route.path.removeprefix("/v1"))
     if route.path.endswith("/audio/voices"):
         path += "?model=remote"

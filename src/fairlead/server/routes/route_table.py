@@ -22,6 +22,7 @@ from fairlead.router.dispatch.dispatcher import DispatchStatistics
 from fairlead.router.dispatch.estimates import WaitEstimate
 from fairlead.router.fleet.status import ModelStatus, NodeStatus
 from fairlead.server.dashboard.pages import Dashboard
+from fairlead.server.organization.table import ORGANIZATION_ROUTES
 from fairlead.server.responses.table import RESPONSE_ROUTES
 from fairlead.server.routes import schemas
 from fairlead.server.routes.admin import Admin
@@ -367,6 +368,7 @@ _WITH_VERSION = (
     *_MODELS,
     *_QUEUE,
     *_FLEET,
+    *ORGANIZATION_ROUTES,
     *_SERVER,
     _DASHBOARD_FILES,
 )

@@ -10,6 +10,8 @@ from fairlead.generation.services import Services
 from fairlead.server.auth.cors import Cors
 from fairlead.server.auth.request_auth import RequestAuth
 from fairlead.server.dashboard.pages import Dashboard
+from fairlead.server.organization.keys import KeyRoutes
+from fairlead.server.organization.usage import UsageRoutes
 from fairlead.server.responses.routes import ResponseRoutes
 from fairlead.server.routes.admin import Admin
 from fairlead.server.routes.events import Events
@@ -67,6 +69,8 @@ class Views:
             QueueRoutes(reader),
             FleetRoutes(reader),
             Admin(services),
+            KeyRoutes(reader),
+            UsageRoutes(services),
             Metrics(services, overview, self.responses.totals, reader.unread),
             OpenApi(routes),
             OllamaRoutes(reader, self._generation, auth),

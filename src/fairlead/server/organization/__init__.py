@@ -1,0 +1,1 @@
+"""The administration of keys and usage, under `/v1/organization`."""
