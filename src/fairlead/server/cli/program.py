@@ -1,7 +1,8 @@
 """The `fairlead` program: registers the commands and maps outcomes to exit codes.
 
-The commands are functions in three modules: those in `servers` run a server, those in `clients` connect to
-one, and those in `machines` check files and the machine. The server is in `app`, the output in `console`.
+The commands are functions in four modules: those in `servers` run a server, those in `clients` and `keys`
+connect to one, and those in `machines` check files and the machine. The server is in `app`, the output in
+`console`.
 
 Exit codes: 0 success, 1 failure, 2 bad usage or configuration, 130 interrupted.
 """
@@ -19,6 +20,7 @@ from fairlead.base.runtime.compilers import ADVICE
 from fairlead.base.runtime.environment import remove_empty
 from fairlead.nodes.processes.first_process import leave_first_place
 from fairlead.server.cli.clients import bench, logs, ps, run, stop, top
+from fairlead.server.cli.keys import keys, usage
 from fairlead.server.cli.machines import check, deploy, doctor, models, pull, rm, schema, show
 from fairlead.server.cli.servers import dispatcher, front, node, serve
 
@@ -31,11 +33,12 @@ commands.register_install_completion_command()
 commands.command(configuration := App("config", help="Look at configuration files."))
 for command in (
     *(serve, node, front, dispatcher),
-    *(run, ps, top, logs, stop, bench),
+    *(run, ps, top, logs, stop, usage, bench),
     *(pull, show, rm, doctor, deploy),
 ):
     commands.command(command)
 commands.command(models, alias=("list", "ls"))
+commands.command(keys)
 configuration.command(check)
 configuration.command(schema)
 

@@ -151,6 +151,11 @@ class Client:
         with self._request("POST", path, msgspec.json.encode(body)) as response:
             return response.read_all()
 
+    def delete(self, path: str) -> bytes:
+        """Send a DELETE request; return the body of the response."""
+        with self._request("DELETE", path) as response:
+            return response.read_all()
+
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[tuple[str, str]]]:
         """Yield an iterator over server-sent events, as name and data. Exiting early closes the stream."""
