@@ -8,7 +8,19 @@ from settings.composition_mutants import COMPOSITION, PLACEMENT
 from settings.front_mutants import SEVERAL_FRONTS
 from settings.limit_mutants import LIMITS, RELOAD
 
-MODULES = ("queue", "cache", "limit", "response", "server", "model", "command", "relay", "swap", "selector")
+MODULES = (
+    "queue",
+    "cache",
+    "limit",
+    "response",
+    "server",
+    "model",
+    "command",
+    "relay",
+    "swap",
+    "selector",
+    "budget",
+)
 
 for _name in MODULES:
     import_module(f"settings.{_name}_settings")

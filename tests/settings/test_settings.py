@@ -51,6 +51,11 @@ ELSEWHERE = {
         "e2e/test_structured_answers.py::test_answer_is_cut_at_its_limit_where_closing_is_off"
     ),
     "nodes[].caFile": "nodes/test_probing.py::test_certificate_of_an_authority_in_a_file_is_trusted",
+    **dict.fromkeys(
+        ("store", "usageDays"),
+        "e2e/test_store.py::test_usage_is_in_the_store_when_the_server_has_stopped",
+    ),
+    "models.COMMAND.price.cached": "router/quotas/test_budgets.py::test_price_counts_cached_tokens_apart",
     "lease.kubernetes": (
         "distributed/lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used"
     ),

@@ -44,7 +44,7 @@ def shares_of(api_key: ApiKey | None, tenant: str, budgets: BudgetsConfig) -> tu
     found = (
         (f"key:{key_id(api_key)}", api_key.budget),
         (f"user:{tenant}", budgets.users.get(tenant)),
-        (f"team:{team}", budgets.teams.get(team)),
+        (f"team:{team}", budgets.teams.get(team) if team else None),
     )
     return tuple(
         BudgetShare(subject, budget) for subject, budget in found if budget is not None and budget != Budget()
