@@ -1,9 +1,13 @@
 """Real servers with a store: killed at any time, or with a store that goes away under load."""
 
 import contextlib
+import hashlib
+import json
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -234,3 +238,91 @@ def _has_tables(store: Path) -> bool:
         return bool(
             connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'fairlead_usage'").fetchall()
         )
+
+
+# Keys ------------------------------------------------------------------------------------------------
+
+
+def fairlead(server: RealServer, *words: str, key: str = ADMIN) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairlead", *words, "--url", server.url]
+    return subprocess.run(
+        command,
+        env=os.environ | {"FAIRLEAD_API_KEY": key},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def statuses(server: RealServer, value: str) -> set[int]:
+    """Ask for the models over many connections, which reach all fronts."""
+    headers = {"Authorization": f"Bearer {value}", "Connection": "close"}
+    return {httpx.get(f"{server.url}/v1/models", headers=headers).status_code for _ in range(16)}
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_acknowledged_changes_of_keys_are_in_force_everywhere_and_outlive_a_kill(tmp_path, fronts):
+    where = arguments(tmp_path, tmp_path / "fairlead.db", fronts)
+    with real_server(*where) as server:
+        made = fairlead(
+            server, "keys", "add", "ben", "--team", "ops", "--tokens-per-day", "20", "--expires", "90d"
+        )
+        value = made.stdout.strip()
+        assert statuses(server, value) == {200}, made.stderr
+        key_id = made.stderr.split(":")[0]
+        rotated = fairlead(server, "keys", "rotate", key_id).stdout.strip()
+        assert statuses(server, value) == statuses(server, rotated) == {200}
+        gone = fairlead(server, "keys", "add", "gone")
+        assert fairlead(server, "keys", "revoke", gone.stderr.split(":")[0]).returncode == 0
+        assert statuses(server, gone.stdout.strip()) == {401}
+        spent = [ask(server, value).status_code for _ in range(4)]
+        assert (spent[0], spent[-1]) == (200, 429)
+        time.sleep(3)  # until its usage is written
+        kill_all(server)
+    with real_server(*where) as server:
+        assert statuses(server, value) == statuses(server, rotated) == {200}
+        assert statuses(server, gone.stdout.strip()) == {401}
+        assert ask(server, rotated).status_code == 429, "what was spent outlives the kill, for both values"
+        shown = fairlead(server, "keys", "list", "--json").stdout
+        assert [key["name"] for key in json.loads(shown)] == ["ben"]
+        used = json.loads(fairlead(server, "usage", "--by", "team", "--days", "2", "--json").stdout)
+        assert {row["team"]: row["num_model_requests"] for row in used}["ops"] >= 1
+        refused = fairlead(server, "keys", "list", key=value)
+        assert (refused.returncode, "role admin" in refused.stderr) == (1, True)
+
+
+LITELLM = {
+    "keys": [
+        {
+            "token": hashlib.sha256(b"sk-litellm-ana").hexdigest(),
+            "key_name": "sk-...-ana",
+            "key_alias": "ana",
+            "team_id": "research",
+            "models": ["all-proxy-models"],
+            "max_budget": 5.0,
+            "budget_duration": "30d",
+            "rpm_limit": 100,
+            "expires": "2099-01-01T00:00:00Z",
+        },
+        {"token": hashlib.sha256(b"sk-litellm-old").hexdigest(), "expires": "2020-01-01T00:00:00Z"},
+        {"token": hashlib.sha256(b"sk-litellm-bad").hexdigest(), "blocked": True},
+    ]
+}
+
+
+def test_keys_of_litellm_stay_valid(tmp_path):
+    export = tmp_path / "keys.json"
+    export.write_text(json.dumps(LITELLM))
+    with real_server(*arguments(tmp_path, tmp_path / "fairlead.db", 1)) as server:
+        first = fairlead(server, "keys", "import", str(export))
+        assert first.stdout.splitlines() == ["ana: added", "1 keys added"], first.stderr
+        assert fairlead(server, "keys", "import", str(export)).stdout.splitlines()[-1] == "0 keys added"
+        assert statuses(server, "sk-litellm-ana") == {200}
+        assert statuses(server, "sk-litellm-old") == statuses(server, "sk-litellm-bad") == {401}
+        shown = fairlead(server, "keys", "list", "--team", "research").stdout
+        assert "sk-...-ana" in shown
+        for text in ("[]x", '{"keys": [{"token": "sk-plain"}]}', '{"keys": ["abc"]}'):
+            export.write_text(text)
+            refused = fairlead(server, "keys", "import", str(export))
+            assert (refused.returncode, "keys.json" in refused.stderr) == (1, True)

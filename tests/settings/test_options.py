@@ -66,7 +66,50 @@ _ASGI = "tests/server/test_asgi.py::test_"
 _IN_PROCESS = "tests/e2e/test_asgi_in_process.py::test_"
 _RUN = "tests/server/cli/test_run.py::test_"
 _ADDRESSED = f"{_LOOKING}each_command_has_options_for_the_address_and_the_key"
+_KEYS = "tests/server/cli/test_keys.py::test_"
+_STORE = "tests/e2e/test_store.py::test_"
+_IN_FORCE = f"{_STORE}acknowledged_changes_of_keys_are_in_force_everywhere_and_outlive_a_kill"
 TESTS = {
+    "serve --store": f"{_STORE}usage_is_in_the_store_when_the_server_has_stopped",
+    "$FAIRLEAD_STORE": f"{_STORE}acknowledged_changes_of_keys_are_in_force_everywhere_and_outlive_a_kill",
+    **dict.fromkeys(
+        (
+            f"keys add --{name}"
+            for name in (
+                *("team", "user", "role", "priority", "models", "tokens-per-day", "tokens-per-month"),
+                *("cost-per-day", "cost-per-month", "requests-per-minute", "tokens-per-minute"),
+                *("concurrent", "expires"),
+            )
+        ),
+        f"{_KEYS}option_of_a_new_key_is_sent",
+    ),
+    **dict.fromkeys(
+        ("keys add --trusted", "keys add --json"), f"{_KEYS}new_key_may_be_trusted_and_is_printed_once"
+    ),
+    **dict.fromkeys(
+        (
+            *("keys rotate KEY_ID", "keys rotate --overlap", "keys rotate --json", "keys show KEY_ID"),
+            *("keys show --json", "keys revoke KEY_ID"),
+        ),
+        f"{_KEYS}key_is_rotated_shown_and_revoked",
+    ),
+    **dict.fromkeys(("keys list --team", "keys list --json"), f"{_KEYS}keys_of_a_team_are_listed"),
+    "keys import FILE": f"{_STORE}keys_of_litellm_stay_valid",
+    "keys add NAME": _IN_FORCE,
+    **dict.fromkeys(
+        (
+            f"{command} --{option}"
+            for command in (
+                *(f"keys {name}" for name in ("add", "list", "show", "rotate", "revoke", "import")),
+                "usage",
+            )
+            for option in ("url", "api-key")
+        ),
+        _IN_FORCE,
+    ),
+    **dict.fromkeys(
+        ("usage --by", "usage --days", "usage --json"), f"{_KEYS}usage_is_summed_up_over_days_and_kinds"
+    ),
     "serve MODEL": "tests/e2e/test_likelihoods.py::test_lm_evals_requests_give_torchs_sums",
     "serve --config": f"{_LOGS}log_json",
     "serve --watch-config": "tests/e2e/test_reload.py::test_watched_file_is_read_again_after_each_change",

@@ -87,7 +87,7 @@ _NEXT_NUMBER = (
 )
 
 
-class Engine(Protocol):
+class SqlEngine(Protocol):
     """What differs between SQLite and PostgreSQL.
 
     begin: starts a transaction that may write.
@@ -118,7 +118,7 @@ class Database:
     now: returns the seconds since 1970.
     """
 
-    def __init__(self, engine: Engine, *, usage_days: int, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: SqlEngine, *, usage_days: int, now: Callable[[], float] = time.time) -> None:
         self._engine = engine
         self._usage_days = usage_days
         self._now = now

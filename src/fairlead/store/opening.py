@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fairlead.base.config import POSTGRES_PREFIXES, Config
-from fairlead.store.database import Database, Engine
+from fairlead.store.database import Database, SqlEngine
 from fairlead.store.postgres import Postgres
 from fairlead.store.sqlite import Sqlite
 from fairlead.store.store import Store
@@ -21,7 +21,7 @@ def store_of(config: Config) -> Store | None:
     return Store(writing, reading)
 
 
-def engine_of(store: str) -> Engine:
+def engine_of(store: str) -> SqlEngine:
     """Return the database of the setting `store`. Raises `ConfigError` as `Postgres` does."""
     if store.startswith(POSTGRES_PREFIXES):
         return Postgres(store)

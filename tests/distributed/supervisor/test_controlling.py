@@ -1,5 +1,8 @@
 """Who may control the fleet through fronts, and whom the dispatcher's log names."""
 
+import time
+
+import httpx
 import pytest
 import trio
 
@@ -13,7 +16,11 @@ from server.routes.role_matrix import KEYS, OTHER, ROLE_OF, call_of, check, head
 __all__ = ["log"]
 
 CHAT = "/v1/chat/completions"
-CONTROLLED = [route for route in ROUTES if (route.method, route.path) in ROLE_OF]
+PATH = "/v1/organization/api_keys"
+ORGANIZATION = [route for route in ROUTES if route.tag == "organization"]
+CONTROLLED = [
+    route for route in ROUTES if (route.method, route.path) in ROLE_OF and route not in ORGANIZATION
+]
 
 
 def chat(content: str = "hello") -> dict[str, object]:
@@ -21,7 +28,9 @@ def chat(content: str = "hello") -> dict[str, object]:
 
 
 async def test_every_route_of_a_front_answers_401_or_403_unless_the_key_has_the_role(tmp_path):
-    async with composed(tmp_path, *KEYS.values()) as server, server.client() as client:
+    running = composed(tmp_path, *KEYS.values(), store=str(tmp_path / "fairlead.db"))
+    async with running as server, server.client() as client:
+        await wait_for_keys(client)
         for route in ROUTES:
             method, path, body = call_of(route, node_url=server.model_url)
             for caller in (None, *ROLES):
@@ -31,8 +40,61 @@ async def test_every_route_of_a_front_answers_401_or_403_unless_the_key_has_the_
                 async with client.stream(method, path, content=body, headers=header_of(caller)) as reply:
                     text = b"" if path == "/events" else await reply.aread()
                 check(caller, role_of(route), reply.status_code, text)
-                if route in CONTROLLED and caller == "admin":
+                is_list = route in ORGANIZATION and not route.parameters
+                if (route in CONTROLLED or is_list) and caller == "admin":
                     assert reply.status_code == route.status, (path, text)
+
+
+async def wait_for_keys(client) -> None:
+    """Wait until a front has the keys of the store."""
+    with trio.fail_after(20):
+        while (await client.get("/v1/models", headers={"Authorization": "Bearer x"})).status_code != 401:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+
+async def test_change_of_a_key_is_in_force_in_every_front_when_it_is_answered(tmp_path):
+    running = composed(tmp_path, *KEYS.values(), fronts=2, store=str(tmp_path / "fairlead.db"))
+    async with running as server:
+        clients = [httpx.AsyncClient(base_url=url, timeout=30) for url in server.urls]
+        for client in clients:
+            await wait_for_keys(client)
+        for number in range(6):
+            one, other = clients[number % 2], clients[1 - number % 2]
+            made = await one.post(PATH, json={"name": "ana", "user": "ana"}, headers=header_of("admin"))
+            key = made.json()
+            headers = {"Authorization": f"Bearer {key['value']}"}
+            assert (await other.get("/v1/models", headers=headers)).status_code == 200
+            assert (await other.delete(f"{PATH}/{key['id']}", headers=header_of("admin"))).status_code == 200
+            assert (await one.get("/v1/models", headers=headers)).status_code == 401
+        for client in clients:
+            await client.aclose()
+
+
+async def test_no_user_reads_the_usage_of_another_through_any_front(tmp_path):
+    running = composed(tmp_path, *KEYS.values(), OTHER, fronts=2, store=str(tmp_path / "fairlead.db"))
+    async with running as server:
+        clients = [httpx.AsyncClient(base_url=url, timeout=30) for url in server.urls]
+        for caller, client in ((header_of("user"), clients[0]), (bearer(OTHER.key), clients[1])):
+            assert (await client.post(CHAT, json=chat(), headers=caller)).status_code == 200
+        path = "/v1/organization/usage/completions?start_time=0&limit=31&group_by=user_id&page=page_"
+        path += str(int(time.time()) // 86_400 * 86_400 - 86_400)
+
+        async def users(client, headers) -> set[str]:
+            page = (await client.get(path, headers=headers)).json()
+            return {result["user_id"] for bucket in page["data"] for result in bucket["results"]}
+
+        with trio.fail_after(30):
+            while await users(clients[0], header_of("admin")) != {"user-1", "other"}:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        for client in clients:
+            assert await users(client, header_of("user")) == {"user-1"}
+            assert await users(client, bearer(OTHER.key)) == {"other"}
+            assert await users(client, header_of("operator")) == {"user-1", "other"}
+            await client.aclose()
+
+
+def bearer(value: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {value}"}
 
 
 async def ensure_node(server) -> None:

@@ -46,13 +46,8 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
 
     key: str = ""
     """The key itself, which a client sends as `Authorization: Bearer KEY`."""
-    hash: str = ""
-    """Instead of `key`: its SHA-256, as sha256: and 64 hexadecimal digits. Only for keys that nobody could
-    guess, such as 32 random bytes: a short one can be found from its hash."""
     user: str | None = None
     """The key's user, which is the tenant. Default: each key is a tenant of its own."""
-    team: str | None = None
-    """The key's team, for usage and budgets."""
     trusted: bool = False
     """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
     priority: str | None = None
@@ -60,10 +55,15 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     models: tuple[str, ...] = ()
     """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
     limits: KeyLimits = KeyLimits()
-    budget: Budget = Budget()
     role: Role = "user"
     """What it may control. user: its own requests. operator: also load and unload its models, read their
     logs, cancel requests for them, and drain nodes. admin: also add and remove nodes."""
+    hash: str = ""
+    """Instead of `key`: its SHA-256, as sha256: and 64 hexadecimal digits. Only for keys that nobody could
+    guess, such as 32 random bytes: a short one can be found from its hash."""
+    team: str | None = None
+    """The key's team, for usage and budgets."""
+    budget: Budget = Budget()
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of a key that no client could send, or that may do less than its role says."""
@@ -72,8 +72,10 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
                 yield Fault(("hash",), "must not be there beside key")
             if _HASH.fullmatch(self.hash) is None:
                 yield Fault(("hash",), "must be sha256: and 64 hexadecimal digits")
-        elif not self.key or any(letter.isspace() for letter in self.key):
-            yield Fault(("key",), "must not be empty, and have no spaces")
+        elif not self.key:
+            yield Fault(("key",), "is missing: must not be empty")
+        elif any(letter.isspace() for letter in self.key):
+            yield Fault(("key",), "must have no spaces")
         if self.role == "admin" and self.models:
             yield Fault(("role",), "admin is for all models; with models, the highest role is operator")
 

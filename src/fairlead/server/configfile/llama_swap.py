@@ -66,6 +66,8 @@ def unused(tree: dict[str, Any], anchors: Collection[str] = ()) -> list[KeyPath]
     without_effect = []
     for pattern, dropped in WITHOUT_EFFECT.items():
         for path, parent in _matching(tree, pattern):
+            if path == ("store",) and isinstance(parent["store"], str):
+                continue  # our own setting of this name; llama-swap's is a mapping
             without_effect.append(path)
             if dropped:
                 del parent[path[-1]]

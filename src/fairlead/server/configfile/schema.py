@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from fairlead.base.config import MODEL_KINDS, CommandConfig, FiltersConfig, ModelConfig, read_amount
+from fairlead.base.config import MODEL_KINDS, ApiKey, CommandConfig, FiltersConfig, ModelConfig, read_amount
 from fairlead.base.config.access import read_key
 from fairlead.base.config.documentation import documentation_of, summary_of
 from fairlead.base.config.models import NO_SETTINGS
@@ -37,6 +37,7 @@ _TIME = r"^\s*(\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h|d))+)\s*$"
 _USE = {"$ref": "#/$defs/Use"}
 # Values beyond its type that a setting may have; the reader treats them as not set.
 _ALSO: dict[tuple[type, str], Schema] = {
+    (FileSettings, "store"): {"type": "object"},  # llama-swap's, which has no effect
     (ModelConfig, "ttl"): {"const": -1},
     (CommandConfig, "ttl"): {"const": -1},
     (CommandConfig, "concurrencyLimit"): {"const": 0},
@@ -94,6 +95,8 @@ class _Types:
         described: Schema = {"description": summary_of(kind), "type": "object"}
         if required:
             described["required"] = required
+        if kind is ApiKey:
+            described["anyOf"] = [{"required": ["key"]}, {"required": ["hash"]}]
         return described | {"properties": _beside().get(kind, {}) | properties, "additionalProperties": False}
 
     def _property(self, kind: type, setting: Setting, text: str) -> Schema:

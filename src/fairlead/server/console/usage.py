@@ -11,7 +11,7 @@ from fairlead.base.errors import printable
 from fairlead.server.console.client import Client
 
 By = Literal["team", "user", "key", "model", "route", "outcome"]
-GROUPS: dict[By, str] = {"team": "project_id", "user": "user_id", "key": "api_key_id", "model": "model"} | {
+GROUPS: dict[str, str] = {"team": "project_id", "user": "user_id", "key": "api_key_id", "model": "model"} | {
     "route": "route",
     "outcome": "outcome",
 }
