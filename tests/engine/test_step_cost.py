@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.fake_model import FakeRunner, Loop, answer
 from fairlead.base.job import Sampling
 from fairlead.engine.engine import Engine
-from fairlead.engine.step_cost import Pace, StepCost, Turns, Work
+from fairlead.engine.step_cost import ChunkTurns, Pace, StepCost, StepWork
 
 BLOCK = 16
 
@@ -23,7 +23,7 @@ class Machine:
         self.noise, self.interrupted = noise, interrupted
         self.rng = random.Random(seed)
 
-    def took_s(self, work: Work) -> float:
+    def took_s(self, work: StepWork) -> float:
         step, decode, token, pair = self.costs
         took_s = step + decode * work.decodes + (token + pair * work.context) * work.tokens
         if self.rng.random() < self.interrupted:
@@ -43,7 +43,7 @@ machines = st.builds(
 )
 
 
-def run(pace: Pace, machine: Machine, steps: int, seed: int = 0) -> list[tuple[Work, float]]:
+def run(pace: Pace, machine: Machine, steps: int, seed: int = 0) -> list[tuple[StepWork, float]]:
     """Run steps: decodes come and go, and prompts of any length are computed beside them."""
     rng, now_s = random.Random(seed), 5.0
     decodes, context, left = 4, 0, 0
@@ -54,7 +54,7 @@ def run(pace: Pace, machine: Machine, steps: int, seed: int = 0) -> list[tuple[W
             context, left = 0, rng.choice([40, 300, 2000])
         pace.begin(now_s)
         tokens = min(left, pace.tokens(decodes, context), 512)
-        work = Work(decodes, tokens, context if tokens else 0.0)
+        work = StepWork(decodes, tokens, context if tokens else 0.0)
         pace.planned(work, under_way=0)
         took_s = machine.took_s(work)
         now_s += took_s
@@ -109,18 +109,18 @@ def test_pauses_and_interruptions_do_not_count_as_work():
     machine = Machine()
     rng = random.Random(3)
     for _ in range(300):
-        work = Work(rng.randint(1, 8), rng.choice([0, 64, 128]), 0.0)
+        work = StepWork(rng.randint(1, 8), rng.choice([0, 64, 128]), 0.0)
         cost.learn(work, machine.took_s(work))
-    before = cost.of(Work(8, 64, 0.0))
-    cost.learn(Work(8, 64, 0.0), 30.0)
-    assert cost.of(Work(8, 64, 0.0)) < 1.5 * before
+    before = cost.of(StepWork(8, 64, 0.0))
+    cost.learn(StepWork(8, 64, 0.0), 30.0)
+    assert cost.of(StepWork(8, 64, 0.0)) < 1.5 * before
     pace = Pace(0.05, BLOCK)
     pace.begin(0.0)
-    pace.planned(Work(1, 0, 0.0), under_way=0)
+    pace.planned(StepWork(1, 0, 0.0), under_way=0)
     pace.begin(0.01)
     pace.pause()
     pace.begin(500.0)
-    assert pace.cost.of(Work(1, 0, 0.0)) < 0.02
+    assert pace.cost.of(StepWork(1, 0, 0.0)) < 0.02
 
 
 def test_cost_follows_a_machine_that_becomes_slower():
@@ -133,7 +133,7 @@ def test_cost_follows_a_machine_that_becomes_slower():
 
 def test_time_of_overlapping_steps_is_that_of_the_step_before():
     pace = Pace(0.05, BLOCK)
-    works = [Work(4, 64 * (number % 3), 100.0) for number in range(300)]
+    works = [StepWork(4, 64 * (number % 3), 100.0) for number in range(300)]
     machine, now_s = Machine(), 0.0
     for number, work in enumerate(works):
         pace.begin(now_s)
@@ -154,7 +154,7 @@ def test_time_of_overlapping_steps_is_that_of_the_step_before():
 def test_parts_use_up_the_step_and_no_tenant_has_less_than_its_share_while_another_has_more(
     wanted, total, least
 ):
-    parts = Turns().divide(total, wanted, least)
+    parts = ChunkTurns().divide(total, wanted, least)
     assert all(0 <= part <= tokens for part, (_, tokens) in zip(parts, wanted, strict=True))
     assert sum(parts) == min(total, sum(tokens for _, tokens in wanted))
     by_tenant, needs = {}, {}
@@ -173,7 +173,7 @@ def test_parts_use_up_the_step_and_no_tenant_has_less_than_its_share_while_anoth
 
 @given(tenants=st.integers(2, 6), prompts=st.lists(st.integers(1, 3), min_size=6, max_size=6))
 def test_tenants_take_turns_when_a_step_has_one_portion(tenants, prompts):
-    turns = Turns()
+    turns = ChunkTurns()
     wanted = [(tenant, 1000) for tenant in range(tenants) for _ in range(prompts[tenant])]
     got = dict.fromkeys(range(tenants), 0)
     for _ in range(5 * tenants):
@@ -196,7 +196,7 @@ def engine_and_loop(machine: Machine, **options) -> tuple[Loop, list[tuple[int, 
             if self.engine.statistics().steps > before.steps:
                 chunks = self.engine._scheduler._chunked
                 decodes = self.runner.computed - tokens - chunks
-                took_s = machine.took_s(Work(decodes, chunks, 0.0))
+                took_s = machine.took_s(StepWork(decodes, chunks, 0.0))
                 steps.append((decodes, chunks, took_s))
                 self.now_s += took_s
 

@@ -17,7 +17,7 @@ from e2e.real_server import configured, real_server
 from fairlead.base.config import Limits, demonstration_model
 from fairlead.server.listener import protocol
 from fairlead.server.routes import errors
-from fairlead.server.routes.paths import Paths
+from fairlead.server.routes.paths import RouteMatcher
 from fairlead.server.routes.routes import Application
 from fuzz.test_faults import ServerOverFakeNodes
 from hostile_client.attack import Attack
@@ -87,13 +87,13 @@ def test_mutated_requests_to_all_routes_cause_no_fault_and_do_not_affect_the_can
 
 
 def fail_at_unusual_paths(monkeypatch):
-    real = Paths.has
+    real = RouteMatcher.is_spelled
 
     def decoding(self, raw_path, path):
         unquote_to_bytes(raw_path).decode()
         return real(self, raw_path, path)
 
-    monkeypatch.setattr(Paths, "has", decoding)
+    monkeypatch.setattr(RouteMatcher, "is_spelled", decoding)
 
 
 def let_quart_read_host(monkeypatch):

@@ -59,6 +59,7 @@ _BENCH = "tests/server/cli/test_bench_serve.py::test_"
 _LOOKING = "tests/server/cli/test_looking.py::test_"
 _SERVE = "tests/server/cli/test_serve.py::test_"
 _MACHINE = "tests/server/cli/test_machine.py::test_"
+_LOCAL = "tests/server/cli/test_local_models.py::test_"
 _MACHINES = "tests/e2e/test_fronts_on_machines.py::test_"
 _FILE = "tests/server/cli/test_config_file.py::test_"
 _PRINTED = "tests/server/cli/test_logs.py::test_"
@@ -160,10 +161,18 @@ TESTS = {
     "bench --plot": f"{_BENCH}every_level_is_measured_and_written",
     "bench --url": f"{_BENCH}every_level_is_measured_and_written",
     "bench --api-key": f"{_BENCH}each_option_reaches_the_requests",
+    "doctor MODEL": f"{_MACHINE}",
     "doctor --config": f"{_MACHINE}doctor_reports_the_faults_of_a_configuration",
     "doctor --host": f"{_MACHINE}doctor_checks_the_given_address",
-    "doctor --port": f"{_MACHINE}doctor_names_the_process_that_uses_the_port",
-    "doctor --json": f"{_MACHINE}doctor_names_the_process_that_uses_the_port",
+    "doctor --port": f"{_MACHINE}doctor_does_not_promise_a_server_on_a_port_that_is_taken",
+    "doctor --json": f"{_MACHINE}doctor_does_not_promise_a_server_on_a_port_that_is_taken",
+    "models --json": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
+    "list --json": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
+    "ls --json": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
+    "pull MODEL": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
+    "show MODEL": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
+    "show --json": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
+    "rm MODEL": f"{_LOCAL}model_is_fetched_listed_shown_and_removed",
     "deploy TARGET": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --folder": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --force": f"{_MACHINE}deploy_overwrites_only_on_request",

@@ -18,7 +18,7 @@ from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 from fairlead.engine.slow_masks import SlowMasks
-from fairlead.engine.step_cost import Pace, Turns, Work
+from fairlead.engine.step_cost import ChunkTurns, Pace, StepWork
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
 
@@ -90,7 +90,7 @@ class StepScheduler:
         self._block_size = memory.pools[0].block_size
         is_paced = target_step_s and not even_chunks
         self._pace = Pace(target_step_s, self._block_size) if target_step_s and is_paced else None
-        self._turns = Turns()
+        self._turns = ChunkTurns()
         self._chunked = 0  # tokens of prompts in the step that is planned
         self._chunk_contexts = 0  # the sum, over these, of the tokens before their chunks
         self._slow_masks = slow_masks
@@ -179,7 +179,7 @@ class StepScheduler:
                 self._pace.pause()
             else:
                 context = self._chunk_contexts / max(1, self._chunked)
-                work = Work(step.tokens - self._chunked, self._chunked, context)
+                work = StepWork(step.tokens - self._chunked, self._chunked, context)
                 self._pace.planned(work, under_way=under_way)
         if step is None and self._slow_masks is not None:
             self._slow_masks.begin_pause()

@@ -29,7 +29,7 @@ _LEARNING_STEPS, _LEARNING_BLOCKS = 3, 4
 _LEAST_PART = 0.5
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """What a step computes.
 
     decodes: tokens of sequences that decode, drafts included.
@@ -51,7 +51,7 @@ class StepCost:
         self._uncertainty = np.eye(4) * _MOST_UNCERTAINTY / 4
         self._measured = 0
 
-    def learn(self, work: Work, took_s: float) -> None:
+    def learn(self, work: StepWork, took_s: float) -> None:
         """Record how long a step took."""
         parts = _parts(work)
         if self._measured >= 2 * _LEARNING_STEPS:
@@ -66,13 +66,13 @@ class StepCost:
         if excess > 1.0:
             self._uncertainty /= excess
 
-    def of(self, work: Work) -> float:
+    def of(self, work: StepWork) -> float:
         """Return how long a step is expected to take, in seconds. No part costs less than nothing."""
         return float(np.maximum(self._costs, 0.0) @ _parts(work))
 
     def tokens_within(self, time_s: float, context: float) -> float:
         """Return how many tokens of a prompt take so long, after `context` tokens."""
-        one = self.of(Work(0, 1, context)) - self.of(Work(0, 0, 0.0))
+        one = self.of(StepWork(0, 1, context)) - self.of(StepWork(0, 0, 0.0))
         return time_s / one if one > 0.0 else float("inf")
 
 
@@ -89,8 +89,8 @@ class Pace:
         self._target_s = target_s
         self._block_size = block_size
         self._begun_at_s: float | None = None
-        self._measuring: Work | None = None  # what is computed from the latest `begin` to the next
-        self._latest: Work | None = None
+        self._measuring: StepWork | None = None  # what is computed from the latest `begin` to the next
+        self._latest: StepWork | None = None
 
     def begin(self, now_s: float) -> None:
         """Begin to plan a step, which ends the measurement of another."""
@@ -98,7 +98,7 @@ class Pace:
             self.cost.learn(self._measuring, now_s - self._begun_at_s)
         self._begun_at_s = now_s
 
-    def planned(self, work: Work, *, under_way: int) -> None:
+    def planned(self, work: StepWork, *, under_way: int) -> None:
         """Record what the step computes; `under_way`: how many others are not committed."""
         self._measuring = self._latest if under_way else work
         self._latest = work
@@ -109,7 +109,7 @@ class Pace:
 
     def tokens(self, decodes: int, context: float) -> int:
         """Return how many tokens of prompts the step may have beside its decodes: at least a block."""
-        alone_s = self.cost.of(Work(decodes, 0, 0.0))
+        alone_s = self.cost.of(StepWork(decodes, 0, 0.0))
         time_s = max(self._target_s - alone_s, _LEAST_PART * alone_s)
         blocks = self.cost.tokens_within(time_s, context) / self._block_size
         if self.cost.measured_chunks < _LEARNING_STEPS:
@@ -117,7 +117,7 @@ class Pace:
         return self._block_size * int(max(1.0, min(blocks, 1e6)))
 
 
-class Turns:
+class ChunkTurns:
     """Divides the tokens of prompts in a step among tenants."""
 
     def __init__(self) -> None:
@@ -157,6 +157,6 @@ class Turns:
         return given
 
 
-def _parts(work: Work) -> Vector:
+def _parts(work: StepWork) -> Vector:
     parts: Vector = np.array([1.0, work.decodes, work.tokens, work.tokens * work.context]) / _UNITS
     return parts
