@@ -161,7 +161,7 @@ TESTS = {
     "bench --plot": f"{_BENCH}every_level_is_measured_and_written",
     "bench --url": f"{_BENCH}every_level_is_measured_and_written",
     "bench --api-key": f"{_BENCH}each_option_reaches_the_requests",
-    "doctor MODEL": f"{_MACHINE}",
+    "doctor MODEL": f"{_MACHINE}doctor_says_whether_a_gguf_runs_and_what_it_takes",
     "doctor --config": f"{_MACHINE}doctor_reports_the_faults_of_a_configuration",
     "doctor --host": f"{_MACHINE}doctor_checks_the_given_address",
     "doctor --port": f"{_MACHINE}doctor_does_not_promise_a_server_on_a_port_that_is_taken",
