@@ -20,6 +20,7 @@ EXPECTED_5XX = {
     "no_node",  # the request was for a model of a node that the attack has added
     "queue_timeout",  # the same, while the node was not yet known to be down
     "load_failed",
+    "not_served",  # keys and usage, of a server without a store
     "http_version_not_supported",
 }
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [ -~]*")
