@@ -108,7 +108,12 @@ OPTIONAL = PROJECT["optional-dependencies"]
     ("required", "files"),
     [
         (
-            names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"], *OPTIONAL["redis"]]),
+            names(
+                [
+                    *PROJECT["dependencies"],
+                    *(line for extra in ("hf", "otel", "postgres", "redis") for line in OPTIONAL[extra]),
+                ]
+            ),
             LOCAL_MODULES,
         ),
         (names([*OPTIONAL["bench"], *OPTIONAL["test"]]), ALL),
@@ -128,6 +133,7 @@ def test_each_dependency_is_imported_or_has_a_reason(required, files):
                     *PROJECT["dependencies"],
                     *OPTIONAL["hf"],
                     *OPTIONAL["otel"],
+                    *OPTIONAL["postgres"],
                     *OPTIONAL["redis"],
                     *OPTIONAL["ray"],
                     *OPTIONAL["bench"],

@@ -332,6 +332,7 @@ def test_model_and_settings_are_read_from_the_environment(monkeypatch, tmp_path)
         models=(ModelConfig(path=tmp_path, name=tmp_path.name, preload=True),),
         host="0.0.0.0",
         api_keys=(ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")),
+        store="none",  # that of all tests
     )
     assert source is None
 
@@ -357,7 +358,7 @@ def file(tmp_path, monkeypatch):
 def test_environment_overrides_the_file_that_it_names(monkeypatch, file):
     monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1")
     config, source = asgi._read_environment()
-    assert config == Config(models=(), nodes=(NODE,), api_keys=(ApiKey(key="sk-1"),))
+    assert config == Config(models=(), nodes=(NODE,), api_keys=(ApiKey(key="sk-1"),), store="none")
     assert source is None
 
 

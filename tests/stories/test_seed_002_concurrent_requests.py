@@ -122,6 +122,13 @@ SPEC_TRANSITIONS = {
     (SequenceStatus.PENDING, SequenceStatus.CANCELLED),
     (SequenceStatus.PENDING, SequenceStatus.TIMEOUT),
     (SequenceStatus.PENDING, SequenceStatus.FAILED),
+    # One that another tenant's needs displace goes on later.
+    (SequenceStatus.PROCESSING, SequenceStatus.SUSPENDED),
+    (SequenceStatus.PENDING, SequenceStatus.SUSPENDED),
+    (SequenceStatus.SUSPENDED, SequenceStatus.PENDING),
+    (SequenceStatus.SUSPENDED, SequenceStatus.FAILED),
+    (SequenceStatus.SUSPENDED, SequenceStatus.TIMEOUT),
+    (SequenceStatus.SUSPENDED, SequenceStatus.CANCELLED),
     # A sequence with a grammar waits for it before it is pending.
     (SequenceStatus.COMPILING, SequenceStatus.PENDING),
     (SequenceStatus.COMPILING, SequenceStatus.FAILED),

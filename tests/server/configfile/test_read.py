@@ -197,7 +197,7 @@ def test_invalid_time_is_refused(file, text):
         ("host: [a]", "1: host: must be text, not a list"),
         ("logJson: 1", "1: logJson: must be true or false, not a whole number"),
         ("apiKeys:\n  - a\n  - a", r"3: apiKeys\[1\].key: is given twice"),
-        ("apiKeys: ['']", r"1: apiKeys\[0\].key: must not be empty"),
+        ("apiKeys: ['']", r"1: apiKeys\[0\].key: is missing or empty"),
         ("apiKeys: [{user: ana}]", r"1: apiKeys\[0\].key: is missing"),
         ("apiKeys: [{key: a, priority: urgent}]", r"1: apiKeys\[0\].priority: must be one of high"),
         (

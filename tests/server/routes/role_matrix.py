@@ -51,6 +51,7 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/embeddings": {"input": ["hello"]},
     "/messages": {"max_tokens": 9, "messages": _MESSAGES},
     "/messages/count_tokens": {"messages": _MESSAGES},
+    "/responses/input_tokens": {"input": "hello"},
     "/responses": {"input": "hello"},
     "/rerank": {"query": "hello", "documents": ["world"]},
     "/v2/rerank": {"query": "hello", "documents": ["world"]},

@@ -15,7 +15,7 @@ OTHER_ORIGIN = [
     ({"Host": "localhost:8000", "Origin": "null"}, "Origin"),
     ({"Origin": "http://localhost:8000"}, "Origin"),
 ]
-PROBES = {"/health", "/ready"}
+PROBES = {"/health", "/ping", "/ready"}
 
 
 @pytest.mark.parametrize(("headers", "param"), OTHER_ORIGIN)
@@ -98,7 +98,7 @@ async def test_removal_of_the_keys_turns_the_check_on(client_with, chat):
     assert (await client.post(CHAT, chat(), headers=other_origin)).status == 200
     client.app.change_keys(())
     assert (await client.post(CHAT, chat(), headers=other_origin)).status == 403
-    client.app.change_keys([ApiKey("sk")])
+    client.app.change_keys((ApiKey("sk"),))
     assert (await client.post(CHAT, chat(), headers=other_origin)).status == 200
 
 

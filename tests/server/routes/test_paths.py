@@ -25,6 +25,8 @@ NAMES = {
     "{node_id}": "big",
     "{upstream_path}": "small/x",
     "{digest}": "sha256:12",
+    "{key_id}": "key_1",
+    "{project_id}": "research",
 }
 
 

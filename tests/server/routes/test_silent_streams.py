@@ -55,13 +55,13 @@ FORMS = [
     Form(
         "/api/chat",
         {"messages": MESSAGES},
-        b'"message":{"role":"assistant","content":""},"done":false}\n',
+        b'"done":false,"message":{"role":"assistant","content":""}}\n',
         (b'{"message":{"content":"Hello"}}\n', b'{"message":{"content":" world"}}\n'),
     ),
     Form(
         "/api/generate",
         {"prompt": "hello"},
-        b'"response":"","done":false}\n',
+        b'"done":false,"response":""}\n',
         (b'{"response":"Hello"}\n', b'{"response":" world"}\n'),
     ),
 ]

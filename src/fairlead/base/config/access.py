@@ -73,7 +73,7 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
             if _HASH.fullmatch(self.hash) is None:
                 yield Fault(("hash",), "must be sha256: and 64 hexadecimal digits")
         elif not self.key:
-            yield Fault(("key",), "is missing: must not be empty")
+            yield Fault(("key",), "is missing or empty")
         elif any(letter.isspace() for letter in self.key):
             yield Fault(("key",), "must have no spaces")
         if self.role == "admin" and self.models:
