@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 KEYWORDS = {
     *("$ref", "anyOf", "type", "enum", "properties", "required", "additionalProperties", "items", "default"),
     *("minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "minItems", "maxItems"),
-    *("maxProperties", "title", "description", "discriminator", "format", "propertyNames"),
+    *("maxProperties", "title", "description", "discriminator", "format", "propertyNames", "pattern"),
 }
 LONGEST = 6
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=LONGEST)
@@ -62,6 +62,8 @@ class Values:
         return st.floats(least, most) | st.just(most)
 
     def _string(self, schema: dict[str, Any]) -> st.SearchStrategy:
+        if "pattern" in schema:
+            return st.from_regex(schema["pattern"])
         least = schema.get("minLength", 0)
         return st.text(
             st.characters(exclude_categories=["Cs"]),

@@ -23,7 +23,9 @@ from fairlead.router.dispatch.dispatcher import DispatchStatistics
 from fairlead.router.fleet.status import NodeStatus, RemoteDetails
 from fairlead.server.routes import openapi
 from fairlead.server.routes.route_table import ROUTES
+from fairlead.store.records import AddKey, Secret, StoredKey
 from fake_fleet import FakeFleet
+from fake_store import FakeStore
 from server.routes import remote_responses
 from server.routes.conftest import client_of, hello_world
 from server.routes.responses_client import stored_as
@@ -52,6 +54,9 @@ GOOD = {
     "/messages": {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
     "/messages/count_tokens": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/responses": {"model": "small", "input": "hello"},
+    "/responses/input_tokens": {"model": "small", "input": "hello"},
+    "/organization/api_keys": {"name": "ana"},
+    "/organization/admin_api_keys": {"name": "ana"},
     "/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
     "/v2/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
     "/score": {"model": "small", "text_1": "hello", "text_2": ["world"], "queries": None, "documents": None},
@@ -65,6 +70,8 @@ GOOD = {
     "/nodes": {"id": "big", "url": "http://big:8000"},
 }
 KEY = ApiKey("sk-1", priority="normal")
+ADMIN = ApiKey("sk-1", priority="normal", role="admin")
+STORED = StoredKey(id="mine", name="ana", secrets=(Secret("0" * 64, "sk-…0"),), created_at=1.0, team="mine")
 WITH_KEY = {"Authorization": "Bearer sk-1"}
 
 
@@ -118,6 +125,10 @@ def queries_for(method: str, path: str) -> st.SearchStrategy[str]:
     parameters = DOCUMENT["paths"][path][method.lower()].get("parameters", [])
     if not any(parameter["in"] == "query" for parameter in parameters):
         return st.just("")
+    if any(parameter["name"] == "start_time" for parameter in parameters):
+        return st.sampled_from(
+            ["?start_time=1", "?start_time=1", "?start_time=1&limit=2", "?start_time=x", ""]
+        )
     return st.sampled_from(
         ["", "?model=small", "?model=remote", "?model=nothing", "?model=", "?model=%ff", "?unknown=1"]
     )
@@ -139,13 +150,16 @@ def client_for(model, path, *, keys=()):
     if path == UPSTREAM:
         fleet.statuses = [msgspec.structs.replace(status, kind="command") for status in fleet.models()[1:]]
     totals = DispatchStatistics(2, 1, 100, 1, mean_wait_s=0.5, mean_service_s=2.0)
+    store = FakeStore()
     client = client_of(
         model,
         *keys,
         fleet=fleet,
         gateway_script=script,
         queue_statistics=lambda: msgspec.structs.asdict(totals),
+        store=store,
     )
+    client.store = store
 
     async def cancel(request_id, _by, **_options):
         return request_id == "mine"
@@ -178,7 +192,11 @@ def json_validator(method: str, path: str, status: str) -> jsonschema.Draft20201
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_every_response_to_a_generated_request_is_documented(model, method, path):
     statuses = set()
-    clients = {keys: client_for(model, path, keys=keys) for keys in ((), (KEY,))}
+    # Keys of administrators belong to no project.
+    role = "admin" if "/admin_api_keys" in path else "user"
+    stored = msgspec.structs.replace(STORED, role=role)
+    key = ADMIN if "/organization/" in path else KEY
+    clients = {keys: client_for(model, path, keys=keys) for keys in ((), (key,))}
 
     def explore(examples):
         @settings(max_examples=examples)
@@ -186,13 +204,15 @@ def test_every_response_to_a_generated_request_is_documented(model, method, path
             body=bodies_for(method, path),
             at=addressed(path),
             query=queries_for(method, path),
-            keys=st.sampled_from([(), (), (KEY,)]),
+            keys=st.sampled_from([(), (), (key,)]),
             headers=st.sampled_from([{}, WITH_KEY, {**WITH_KEY, "Origin": "https://evil.example"}]),
         )
         def check_response(body, at, query, keys, headers):
             async def send():
                 if path.removeprefix("/v1").startswith("/responses/"):
                     await stored_as("mine", clients[keys], headers=WITH_KEY)
+                if "/organization/" in path:
+                    await clients[keys].store.change_key(AddKey(stored))
                 return await clients[keys].send(method, at + query, body, headers=headers)
 
             reply = trio.run(send)
