@@ -19,6 +19,9 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   of their own. Without teams nothing differs. Counters in one team do not compare with those in another. A team's
   counter grows by the `team_cost` of its entries: to weight teams, divide it by the team's weight. The queue remembers
   at most 2048 idle tenants of each team, and each team that it remembers tenants of, so the caller bounds the teams.
+- An entry of several pops (`count`) takes a turn and a charge at each, and leaves at the last.
+- A begun entry is before the others of its tenant, and is never displaced. An entry has begun after its first pop, or
+  is pushed so, as one that gave back what it had been given.
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
@@ -41,7 +44,9 @@ class QueueFullError(Exception):
     """The queue has `capacity` entries already."""
 
 
-FairQueueEntry = namedtuple("FairQueueEntry", "tenant cost priority size kind retried team_cost", module=__name__)
+FairQueueEntry = namedtuple(
+    "FairQueueEntry", "tenant cost priority size kind retried left begun team_cost", module=__name__
+)
 
 
 @cython.final
@@ -89,26 +94,32 @@ cdef class FairQueue:
         priority: int = 1,
         size: int = 0,
         kind: int = 0,
+        count: int = 1,
         bint retried=False,
+        bint begun=False,
         team_cost: float | None = None,
     ) -> int:
-        """Add an entry at the end of its tenant's line, or a retried one before its class, and return its handle.
+        """Add an entry at the end of its tenant's line, and return its handle.
 
-        Its pop charges `cost` under tokens, and the tenant's team `team_cost`, by default the same; `size` is what it
-        takes of a memory budget; `kind` lets `pop` skip it. `QueueFullError` if full, except for a retried entry;
-        TypeError unless `tenant` is exactly a str, an int or a pair of them; ValueError unless costs are finite and not
-        negative, `priority` is in 0...7, `size` in 0...2⁴⁸ - 1 and `kind` in 0...63; OverflowError if a float cannot
-        hold a cost.
+        A begun one joins at the front of the line, a retried one before its class. Each of `count` pops charges
+        `cost` under tokens, and the tenant's team `team_cost`, by default the same; `size` is what it takes of a memory
+        budget; `kind` lets `pop` skip it. `QueueFullError` if full, except for a retried or begun entry; TypeError
+        unless `tenant` is exactly a str, an int or a pair of them; ValueError unless costs are finite and not negative,
+        `priority` is in 0...7, `size` in 0...2⁴⁸ - 1, `kind` in 0...63 and `count` in 1...2³¹ - 1; OverflowError if a
+        float cannot hold a cost.
         """
         # All that can fail precedes any change of the links. Conversions to numbers may run foreign code, so they come
         # first; a tenant's hash does not, because tenants are exactly str, int or pairs of them.
         cdef int32_t row, checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef Load load = Load(checked_cost(cost), 0.0, integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0)
+        cdef Load load = Load(checked_cost(cost), 0.0, integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0, 1, begun)
         load.team_cost = load.cost if team_cost is None else checked_cost(team_cost)
         load.kind = integer_of(kind, KINDS - 1, "kind")
+        load.left = integer_of(count, INT32_MAX, "count")
+        if load.left == 0:
+            raise ValueError("count must be at least 1")
         cdef object handle  # a Python integer, which may fail, before any change
         row = self.known(tenant)
-        if not retried and self.queue.length >= self.capacity:
+        if not (retried or begun) and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
         handle = entry_reserve(&self.queue)
@@ -121,6 +132,7 @@ cdef class FairQueue:
         """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
 
         It is the newest of the longest line in the lowest class; of several lines, the one with the most distant turn.
+        Entries that have begun stay.
         In the newcomer's class that line must be longer by two than all that the newcomer's tenant has waiting. A team
         counts as one tenant with all entries of its members, and loses one of its longest line. If nobody must make
         room for the newcomer's team, members of that team must by the same rule. Return the handle, or None. Takes
@@ -134,7 +146,9 @@ cdef class FairQueue:
             row = line_to_shorten(&self.queue, other, own, team, SLACK if other == own_priority else -INT32_MAX)
             if row != NONE:
                 last_unlink(&self.queue)
-                entry = self.queue.entries[line_of(&self.queue, row, other).entries.first].link.previous
+                entry = last_not_begun(&self.queue, &line_of(&self.queue, row, other).entries)
+                if entry == NONE:
+                    continue
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -142,6 +156,8 @@ cdef class FairQueue:
 
     def pop(self, fits=None, *, kinds: int | None = None) -> int:
         """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
+
+        An entry of several pops stays, and its handle is valid, until the last.
 
         `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now. Entries
         are tried class by class, tenant by tenant, from first to last. The first with False may be passed by `bypass`
@@ -242,8 +258,10 @@ cdef class FairQueue:
         cdef Entry *entry = &self.queue.entries[row]
         cdef Load *load = &self.queue.loads[row]
         tenant = <object>self.queue.tenants[tenant_of(entry)].name
-        retried = is_retried(entry)
-        return FairQueueEntry(tenant, load.cost, priority_of(entry), load.size, load.kind, retried, load.team_cost)
+        retried, begun = is_retried(entry), bool(load.begun)
+        return FairQueueEntry(
+            tenant, load.cost, priority_of(entry), load.size, load.kind, retried, load.left, begun, load.team_cost
+        )
 
     def waiting(self, tenant: str | int | tuple[str | int, str | int]) -> int:
         """Return how many entries of this tenant wait, over all classes."""

@@ -33,7 +33,8 @@ cdef inline void line_begin(Queue *queue, int32_t row, int32_t priority) noexcep
     line_of(queue, row, priority).kinds = 0
 
 cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priority, bint retried) noexcept:
-    # Add the entry of `entry_reserve` to a tenant: last in its line, or first of its class if it is retried.
+    # Add the entry of `entry_reserve` to a tenant: last in its line, first if it has begun, or first of its class if it
+    # is retried.
     cdef int32_t added = queue.free_entry
     cdef Entry *entry = &queue.entries[added]
     cdef List *entries
@@ -54,7 +55,7 @@ cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priori
         row = team_of(queue, row)
     if entries.length > 0:
         link(&queue.entries.link, sizeof(Entry) // sizeof(Link), added, entries.first)
-    if entries.length == 0 or retried:
+    if entries.length == 0 or retried or load.begun:
         entries.first = added
     entries_count(queue, entry, 1)
 
@@ -131,23 +132,36 @@ cdef inline void turn_take(Queue *queue, int32_t row, int32_t priority, double c
         turn_join(queue, row, priority)
 
 cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
-    # Like `entry_leave`, and count the turns and charges of the tenant and its team.
+    # Like `entry_leave`, and count the turns and charges of the tenant and its team. An entry of several pops leaves at
+    # the last.
     cdef Entry *entry = &queue.entries[row]
     cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry), team = team_of(queue, tenant), each = tenant
     cdef double before = queue.tenants[tenant].counter, cost = queue.loads[row].cost
     cdef double team_before = 0.0 if team == NONE else queue.tenants[team].counter
     credits_accrue(queue, priority)
     if is_retried(entry):
-        entry_leave(queue, row)
+        entry_shrink(queue, row)
         return
     # Charge first: out of line, a counter below the level would be lifted to it.
     while each != NONE:
         turn_take(queue, each, priority, cost)
         each, cost = team_of(queue, each), queue.loads[row].team_cost
-    entry_leave(queue, row)
+    if not entry_shrink(queue, row):
+        return
     group_of(queue, tenant).last_level = before  # so that a refund of the last entry's charge is not lost
     if team != NONE:
         group_of(queue, team).last_level = team_before
+
+cdef inline bint entry_shrink(Queue *queue, int32_t row) noexcept:
+    # Count one pop of an entry. Return whether it has left.
+    cdef Load *load = &queue.loads[row]
+    if load.left == 1:
+        entry_leave(queue, row)
+        return True
+    load.left -= 1
+    load.passed = 0
+    load.begun = 1
+    return False
 
 cdef inline int32_t first_of(Queue *queue, List *entries, uint64_t kinds) noexcept:
     # Return the first entry of these kinds, or NONE.
@@ -265,6 +279,15 @@ cdef inline int32_t line_to_shorten(Queue *queue, int32_t priority, int32_t own,
 cdef inline int32_t waiting_of(Queue *queue, int32_t tenant) noexcept:
     return 0 if tenant == NONE else queue.tenants[tenant].waiting
 
+cdef inline int32_t last_not_begun(Queue *queue, List *entries) noexcept:
+    # Return the last entry that has not begun, or NONE.
+    cdef int32_t row = entries.first
+    for _ in range(entries.length):
+        row = queue.entries[row].link.previous
+        if not queue.loads[row].begun:
+            return row
+    return NONE
+
 cdef inline list entries_before(Queue *queue, int32_t row):
     # Return the handles that leave before this entry, or all if it is NONE, by simulating the pops on a copy of the queue.
     cdef Queue future = queue[0]
@@ -273,7 +296,9 @@ cdef inline list entries_before(Queue *queue, int32_t row):
     entries = PyByteArray_FromStringAndSize(<char *>queue.entries, queue.entries_capacity * sizeof(Entry))
     tenants = PyByteArray_FromStringAndSize(<char *>queue.tenants, queue.tenants_capacity * sizeof(Tenant))
     groups = PyByteArray_FromStringAndSize(<char *>queue.groups, queue.groups_capacity * sizeof(Group))
+    loads = PyByteArray_FromStringAndSize(<char *>queue.loads, queue.entries_capacity * sizeof(Load))
     future.entries = <Entry *>PyByteArray_AS_STRING(entries)
+    future.loads = <Load *>PyByteArray_AS_STRING(loads)
     future.tenants = <Tenant *>PyByteArray_AS_STRING(tenants)
     future.groups = <Group *>PyByteArray_AS_STRING(groups)
     nodes = []

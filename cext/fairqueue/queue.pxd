@@ -37,6 +37,8 @@ cdef struct Load:         # of the entry with the same row
     int64_t size
     int32_t passed        # pops that passed it over because it did not fit
     int32_t kind
+    int32_t left          # pops until it leaves, from 1
+    int32_t begun         # whether a part of it has left, or it was pushed so: it is not displaced
 
 cdef struct Line:         # a tenant's entries of one class, except retried ones; of a team, only how many all have
     Link link             # in the ring of the class

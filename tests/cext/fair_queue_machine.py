@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from cext.fair_queue_oracle import SLACK, FairQueueOracle, Team, counts, pushed
+from cext.fair_queue_oracle import SLACK, FairQueueOracle, Team, counts
 
 MACHINE_SETTINGS = settings(
     stateful_step_count=40,
@@ -57,6 +57,10 @@ impossible_arguments = st.sampled_from(
         {"kind": -1},
         {"kind": 64},
         {"kind": 1.5},
+        {"count": 0},
+        {"count": -1},
+        {"count": 2**31},
+        {"count": 1.5},
     ]
 )
 
@@ -106,6 +110,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.oracle = FairQueueOracle(**options)
         self.oracle_handles = {}
         self.retried = set()
+        self.begun = set()  # pushed so
         self.leads = defaultdict(int)
 
     # Adding entries
@@ -125,6 +130,18 @@ class FairQueueMachine(RuleBasedStateMachine):
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
     def push_retried(self, tenant, cost, priority, size, kind):
         return self.push_to_both(self.names[tenant], cost, priority, size, kind, retried=True)
+
+    @rule(
+        target=handles,
+        tenant=tenants,
+        priority=priorities,
+        cost=plain_costs,
+        kind=kinds,
+        count=st.integers(1, 5),
+        how=st.sampled_from([{}, {}, {"begun": True}, {"retried": True}, {"begun": True, "retried": True}]),
+    )
+    def push_for_several_pops(self, tenant, priority, cost, kind, count, how):
+        return self.push_to_both(self.names[tenant], cost, priority, kind=kind, count=count, **how)
 
     @rule(
         target=handles,
@@ -287,7 +304,6 @@ class FairQueueMachine(RuleBasedStateMachine):
     @invariant()
     def counts_are_equal(self):
         assert counts(self.oracle) == counts(self.queue)
-        assert self.oracle.pushed == pushed(self.queue)
         for tenant in (*self.names, "nobody", (RED, "nobody"), ("nobody", "ann")):
             assert self.oracle.waiting(tenant) == self.queue.waiting(tenant)
             assert self.oracle.counter(tenant) == self.queue.counter(tenant)
@@ -297,8 +313,8 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_retries_exceed_the_capacity(self):
-        retries_waiting = sum(handle in self.queue for handle in self.retried)
-        assert len(self.queue) <= self.capacity + retries_waiting
+        exempt = sum(handle in self.queue for handle in self.retried | self.begun)
+        assert len(self.queue) <= self.capacity + exempt
 
     @invariant()
     def leads_are_counted_while_both_wait(self):
@@ -314,8 +330,21 @@ class FairQueueMachine(RuleBasedStateMachine):
             return self.oracle.top.lines[priority]
         return self.oracle.groups[group].lines[priority] if group in self.oracle.groups else {}
 
-    def push_to_both(self, tenant, cost=1.0, priority=1, size=0, kind=0, *, retried=False, team_cost=None):
-        options = {"priority": priority, "size": size, "kind": kind, "retried": retried}
+    def push_to_both(
+        self,
+        tenant,
+        cost=1.0,
+        priority=1,
+        size=0,
+        kind=0,
+        *,
+        count=1,
+        retried=False,
+        begun=False,
+        team_cost=None,
+    ):
+        options = {"priority": priority, "size": size, "kind": kind, "count": count}
+        options |= {"retried": retried, "begun": begun}
         options |= {} if team_cost is None else {"team_cost": team_cost}
         expected = outcome(self.oracle.push, tenant, cost, **options)
         actual = outcome(self.queue.push, tenant, cost, **options)
@@ -328,6 +357,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.oracle_handles[handle] = (expected[1], tenant, priority)
         if retried:
             self.retried.add(handle)
+        elif begun:
+            self.begun.add(handle)
         return handle
 
     def discard_from_both(self, handle):
@@ -372,7 +403,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert expected is None
             return
         oracle_handle, displaced_tenant, displaced_priority = self.oracle_handles[actual]
-        assert actual not in self.retried
+        assert actual not in self.retried | self.begun
         loser, newcomer = self.oracle.path(displaced_tenant), self.oracle.path(tenant)
         # Those who share a team are compared within it, all others as members of the top group.
         level = -1 if loser[0] == newcomer[0] else 0

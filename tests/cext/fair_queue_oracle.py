@@ -22,6 +22,8 @@ class Entry:
     retried: bool
     kind: int
     team_cost: float
+    left: int = 1  # pops until it leaves
+    begun: bool = False
     passed: int = 0
 
 
@@ -90,15 +92,30 @@ class FairQueueOracle:
 
     # Adding entries
 
-    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0, retried=False, team_cost=None):
-        check_arguments(tenant, cost, priority, size, kind, team_cost)
-        if len(self) >= self.capacity and not retried:
+    def push(
+        self,
+        tenant,
+        cost=1.0,
+        *,
+        priority=1,
+        size=0,
+        kind=0,
+        count=1,
+        retried=False,
+        begun=False,
+        team_cost=None,
+    ):
+        check_arguments(tenant, cost, priority, size, kind, team_cost, count)
+        if len(self) >= self.capacity and not (retried or begun):
             self.refused += 1
             raise QueueFullError
         team_cost = cost if team_cost is None else team_cost
-        handle = self.new_entry(Entry(tenant, cost, priority, size, retried, kind, team_cost))
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried, kind, team_cost, count, begun))
         if retried:
             self.retried[priority].insert(0, handle)
+        elif begun:
+            for group, member in self.path(tenant):
+                self.line(group, member, priority).insert(0, handle)
         else:
             for group, member in self.path(tenant):
                 self.line(group, member, priority).append(handle)
@@ -170,7 +187,9 @@ class FairQueueOracle:
         if not entry.retried:
             for (group, member), cost in charges:
                 self.add(group, member, cost)  # before `leave`, after which `counter` could lift it
-        self.leave(handle)
+        entry.left, entry.begun, entry.passed = entry.left - 1, True, 0
+        if not entry.left:
+            self.leave(handle)
         self.popped += 1
         if not entry.retried:
             for (group, member), earlier in zip(self.path(entry.tenant), before, strict=True):
@@ -202,8 +221,9 @@ class FairQueueOracle:
         check_arguments(tenant, priority=priority)
         for other in reversed(range(priority, CLASSES)):
             line = self.line_to_shorten(tenant, other, self.slack if other == priority else -math.inf)
-            if line is not None:
-                handle = line[-1]
+            begun = [handle for handle in line or () if self.entries[handle].begun]
+            if line is not None and len(begun) < len(line):
+                handle = next(handle for handle in reversed(line) if handle not in begun)
                 displaced = self.entries[handle].tenant
                 self.leave(handle)
                 self.forget_idle(displaced)
@@ -360,14 +380,14 @@ class FairQueueOracle:
             raise KeyError(handle)
         future = copy.deepcopy(self)
         if handle is None:
-            return [future.pop() for _ in range(len(self))]
+            return [future.pop() for _ in range(sum(entry.left for entry in self.entries.values()))]
         handles = iter(future.pop, handle)
         return list(handles)
 
     def entry(self, handle):
         entry = self.entries[handle]
         place = (entry.priority, entry.size, entry.kind, entry.retried)
-        return FairQueueEntry(entry.tenant, entry.cost, *place, entry.team_cost)
+        return FairQueueEntry(entry.tenant, entry.cost, *place, entry.left, entry.begun, entry.team_cost)
 
     def is_in_line(self, tenant):
         group, member = self.path(tenant)[-1]
@@ -395,7 +415,7 @@ def counts(queue):
 
 
 def pushed(queue):
-    """Return how many entries a queue has accepted."""
+    """Return how many entries a queue has accepted, if each was for one pop."""
     return len(queue) + queue.popped + queue.discarded + queue.displaced
 
 
@@ -404,7 +424,7 @@ def check(condition):
         raise ValueError
 
 
-def check_arguments(tenant, cost=1.0, priority=1, size=0, kind=0, team_cost=None):
+def check_arguments(tenant, cost=1.0, priority=1, size=0, kind=0, team_cost=None, count=1):
     for name in tenant if type(tenant) is tuple and len(tenant) == 2 else [tenant]:
         if type(name) not in (str, int):
             raise TypeError("tenant")
@@ -414,5 +434,8 @@ def check_arguments(tenant, cost=1.0, priority=1, size=0, kind=0, team_cost=None
         check(math.isfinite(amount) and amount >= 0)
     if not isinstance(kind, int) or not isinstance(priority, int) or not isinstance(size, int):
         raise TypeError("priority, size or kind")
+    if not isinstance(count, int):
+        raise TypeError("count")
+    check(1 <= count < 2**31)
     check(0 <= kind < 64)
     check(0 <= priority < CLASSES and 0 <= size < 2**48)

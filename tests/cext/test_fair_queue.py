@@ -151,11 +151,11 @@ def test_handle_is_stale_once_its_entry_left(new_queue, leave):
 @both
 def test_pushed_values_can_be_read_back(new_queue):
     queue = new_queue(capacity=2)
-    number = queue.push(1, 12.5, priority=3, size=7, kind=2)
+    number = queue.push(1, 12.5, priority=3, size=7, kind=2, count=4, begun=True)
     text = queue.push("1", retried=True)
     assert [queue.entry(handle) for handle in (number, text)] == [
-        (1, 12.5, 3, 7, 2, False, 12.5),
-        ("1", 1.0, 1, 0, 0, True, 1.0),
+        (1, 12.5, 3, 7, 2, False, 4, True, 12.5),
+        ("1", 1.0, 1, 0, 0, True, 1, False, 1.0),
     ]
     assert (queue.waiting(1), queue.waiting("1"), queue.waiting("nobody")) == (1, 1, 0)
 
@@ -231,3 +231,52 @@ def test_wrong_argument_changes_nothing(new_queue, retried, error, tenant, cost,
 def test_invalid_options_are_refused(new_queue, options):
     with pytest.raises(ValueError):
         new_queue(**{"capacity": 1} | options)
+
+
+# Entries of several pops ---------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
+def test_entry_of_several_pops_takes_a_turn_for_each(new_queue, fairness):
+    queue = new_queue(capacity=9, fairness=fairness)
+    many, later = queue.push("ann", count=3), queue.push("ann")
+    other, last = queue.push("bob"), queue.push("bob")
+    assert queue.ahead(None) == [many, other, many, last, many, later]
+    assert [queue.pop() for _ in range(3)] == [many, other, many]
+    assert queue.entry(many).left == 1
+    assert [queue.pop() for _ in range(3)] == [last, many, later]
+    assert len(queue) == 0
+    assert not queue.discard(many)
+
+
+@both
+def test_each_pop_of_an_entry_is_charged(new_queue):
+    queue = new_queue(capacity=9, fairness="tokens")
+    queue.push("ann", 5.0, count=3)
+    queue.push("bob", 6.0, count=2)
+    counters = []
+    while len(queue):
+        queue.pop()
+        counters.append((queue.counter("ann"), queue.counter("bob")))
+    assert counters == [(5, 0), (5, 6), (10, 6), (10, 12), (15, 12)]
+
+
+@both
+def test_entry_that_has_begun_is_first_in_its_line_and_is_not_displaced(new_queue):
+    queue = new_queue(capacity=2)
+    first, second = queue.push("ann"), queue.push("ann")
+    begun = queue.push("ann", begun=True)  # beyond the capacity
+    assert queue.ahead(None) == [begun, first, second]
+    assert [queue.displace("bob") for _ in range(3)] == [second, first, None]
+    assert begun in queue
+
+
+@both
+def test_entry_is_not_displaced_after_its_first_pop(new_queue):
+    queue = new_queue(capacity=9)
+    waiting = queue.push("ann", count=3)
+    other = queue.push("ann")
+    assert queue.pop() == waiting
+    assert queue.displace("bob") == other
+    assert queue.displace("bob", priority=0) is None

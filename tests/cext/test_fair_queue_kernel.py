@@ -178,4 +178,5 @@ def test_waiting_entries_keep_their_handles_while_other_rows_are_reused():
 
 def test_signatures_can_be_read_at_run_time():
     parameters = inspect.signature(FairQueue.push).parameters
-    assert list(parameters) == ["self", "tenant", "cost", "priority", "size", "kind", "retried", "team_cost"]
+    options = ["priority", "size", "kind", "count", "retried", "begun", "team_cost"]
+    assert list(parameters) == ["self", "tenant", "cost", *options]

@@ -13,6 +13,8 @@ class FairQueueEntry(NamedTuple):
     size: int
     kind: int
     retried: bool
+    left: int
+    begun: bool
     team_cost: float
 
 @final
@@ -45,7 +47,9 @@ class FairQueue:
         priority: int = 1,
         size: int = 0,
         kind: int = 0,
+        count: int = 1,
         retried: bool = False,
+        begun: bool = False,
         team_cost: float | None = None,
     ) -> int: ...
     def displace(self, tenant: Tenant, *, priority: int = 1) -> int | None: ...
