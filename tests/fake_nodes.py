@@ -38,7 +38,9 @@ class TimedNode:
         self.served: list[str] = []
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
+    async def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: object = None
+    ) -> AsyncIterator[None]:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.served.append(job.tenant)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from fairlead.base.config import QueueConfig
 from fairlead.base.errors import FairleadError
+from fairlead.base.grant import Grant
 from fairlead.nodes.limits import NodeLimits
 from fairlead.router.dispatch.dispatcher import Dispatcher
 from fairlead.router.dispatch.job_spec import JobSpec
@@ -98,6 +99,9 @@ class SimulatedJob(Waiter):
     def granted(self) -> None:
         """See `Waiter`."""
         self.fleet.started.append(self)
+
+    def started(self, _index: int, _grant: Grant) -> None:
+        """See `Waiter`."""
 
     def refused(self, _error: FairleadError) -> None:
         """See `Waiter`."""

@@ -121,6 +121,10 @@ class SimulatedServer:
         """See `Effects`."""
         return self
 
+    def start(self, ticket: Ticket, index: int) -> None:
+        """Never called: the node runs all sequences of a request at once."""
+        raise NotImplementedError
+
     def grant(self, ticket: Ticket) -> None:
         """Start the request; it ends after its service time."""
         request = self._requests[ticket]

@@ -153,6 +153,10 @@ class SchedulerServer:
         self._scheduler.submit(ticket)
         self._clock.after(STARVATION_SHARE * BOUND_S, partial(self._scheduler.starved, ticket))
 
+    def start(self, ticket: Ticket, index: int) -> None:
+        """Never called: the node runs all sequences of a request at once."""
+        raise NotImplementedError
+
     def grant(self, ticket: Ticket) -> None:
         """See `Effects`."""
         self._granted(self._requests[ticket])

@@ -139,7 +139,9 @@ class CrashingNode:
                 into.fail(NodeFull("no room"))
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
+    async def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: object = None
+    ) -> AsyncIterator[None]:
         history = self._histories[job.id]
         if not self.is_up:
             history.fail()

@@ -51,7 +51,9 @@ class ScriptedNode:
         self.running = 0
 
     @asynccontextmanager
-    async def generate(self, sent: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
+    async def generate(
+        self, sent: Job, into: Sink, *, grant: Grant | None = None, seats: object = None
+    ) -> AsyncIterator[None]:
         script = tuple(self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0])
         self.served.append(sent.tenant)
         if isinstance(script[0], FairleadError):
@@ -342,7 +344,7 @@ async def test_each_seat_passes_a_grant_of_its_own_to_the_node(autojump_clock, n
     grants = []
 
     class Granted(ScriptedNode):
-        def generate(self, sent, into, *, grant=None):
+        def generate(self, sent, into, *, grant=None, seats=None):
             grants.append(grant)
             return super().generate(sent, into, grant=grant)
 

@@ -92,7 +92,7 @@ async def test_disconnect_is_recorded_as_the_outcome(
 async def test_disconnect_after_the_complete_answer_is_a_success(autojump_clock, nursery):
     class SlowToFinish(TimedNode):
         @asynccontextmanager
-        async def generate(self, job, into, *, grant=None):
+        async def generate(self, job, into, *, grant=None, seats=None):
             async with super().generate(job, into):
                 yield
             await trio.sleep(1)  # as for the end of a relayed response
@@ -117,7 +117,7 @@ async def test_refusal_and_failure_are_reported_once_each_with_their_codes(autoj
 
 async def test_unexpected_exception_is_an_internal_error_and_is_still_counted(autojump_clock, nursery):
     class Broken(TimedNode):
-        def generate(self, job, into, *, grant=None):
+        def generate(self, job, into, *, grant=None, seats=None):
             raise RuntimeError("a bug")
 
     harness = RecordingGateway(nursery, Broken())

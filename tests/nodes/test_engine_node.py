@@ -14,6 +14,7 @@ from fairlead.base.errors import ContextLengthExceeded, LoadFailed, NodeFailed
 from fairlead.base.grant import Grant
 from fairlead.base.job import Job, Sampling
 from fairlead.base.messages import WorkerSpec
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.language.text.model import TextModel
 from fairlead.nodes.engine_node import EngineNode, own_engine, worker_spec
 from fairlead.nodes.engines.sequence_client import SequenceClient
@@ -112,6 +113,39 @@ async def test_stop_string_ends_the_response_and_the_sequence(model: TextModel):
         await _until_idle(node)
 
 
+async def test_sequences_start_when_they_have_seats_and_the_answer_is_the_same(model: TextModel):
+    submitted = job(9, n=2, prompts=2)
+    async with running(model, Reports()) as node:
+        async with generate_deltas(node, submitted) as deltas:
+            at_once = await whole(deltas)
+        ended = []
+
+        def end(index: int) -> None:
+            ended.append(index)
+            if seats.begun < 4:
+                seats.grant(seats.begun, Grant(1, 1 + seats.begun))
+
+        seats, deltas = SequenceSeats(end), Deltas(4)
+        for index in range(2):
+            seats.grant(index, Grant(1, 1 + index))
+        async with node.generate(submitted, deltas, grant=Grant(1, 1), seats=seats):
+            assert await whole(deltas) == at_once
+        assert sorted(ended)[:2] == [0, 1]
+        assert len(ended) == 3  # the job's end gives the last seat back
+        await _until_idle(node)
+
+
+async def test_sequence_that_cannot_be_submitted_later_fails_its_job(model: TextModel):
+    async with running(model, Reports()) as node:
+        seats, deltas = SequenceSeats(), Deltas(2)
+        seats.grant(0, Grant(0, 1))
+        async with node.generate(job(100_000, n=2), deltas, grant=Grant(0, 1), seats=seats):
+            node._connection.sequences.end()
+            seats.grant(1, Grant(0, 2))
+            with pytest.raises(NodeFailed):
+                await whole(deltas)
+
+
 async def test_leaving_the_block_frees_the_sequences(model: TextModel):
     async with running(model, Reports(), "delay_ms=2") as node:
         for tokens in (1, 3, 100_000):
@@ -158,7 +192,8 @@ async def test_priority_and_timeout_of_a_job_reach_each_of_its_sequences(model: 
         async with generate_deltas(node, job(1)) as deltas:
             await whole(deltas)
     first, second, unbatched = limits_received
-    assert first == second
+    assert first | {"timeout_s": 0} == second | {"timeout_s": 0}
+    assert second["timeout_s"] <= first["timeout_s"]
     assert (first["priority"], first["salt"]) == (2, b"")
     assert left_s[0] <= first["timeout_s"] <= 60
     assert (unbatched["priority"], unbatched["timeout_s"]) == (1, None)

@@ -14,8 +14,9 @@ CHAT_PATH = "/v1/chat/completions"
 CHAT_DIALECT = "openai"
 """The dialect that others are translated to, by its name in the configuration."""
 
-TEXTS_AT_ONCE = 32
-"""Texts of one job that are embedded at a time. The engine serves in order of arrival: more delay others."""
+PORTION_TOKENS = 512
+PORTION_TEXTS = 32
+"""The most tokens and texts of one job that are embedded in one turn, about what a step computes."""
 
 
 class ReasoningLimit(msgspec.Struct, frozen=True, array_like=True):
@@ -270,10 +271,22 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens_at_once(self) -> int:
-        """Prompt tokens that a node holds at a time: each prompt once per sequence, or the longest texts."""
-        if not self.embed:
-            return self.prompt_tokens * self.n
-        return sum(sorted(map(len, self.prompts))[-TEXTS_AT_ONCE:])
+        """Prompt tokens that a node holds at most at a time: each prompt once per sequence."""
+        return self.prompt_tokens * self.n
+
+
+def portions_of(texts: ReadOnlySequence[ReadOnlySequence[int]]) -> list[range]:
+    """Divide texts that are embedded into portions, and return the indexes of each.
+
+    A text longer than a portion is one of its own. Without texts, there is one empty portion.
+    """
+    portions, first, tokens = [], 0, 0
+    for index, text in enumerate(texts):
+        tokens += len(text)
+        if index > first and (tokens > PORTION_TOKENS or index - first == PORTION_TEXTS):
+            portions.append(range(first, index))
+            first, tokens = index, len(text)
+    return [*portions, range(first, len(texts))]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -34,8 +34,9 @@ from fairlead.base.errors import (
     StaleGrant,
 )
 from fairlead.base.grant import Grant
-from fairlead.base.job import Job
+from fairlead.base.job import Job, portions_of
 from fairlead.base.requester import Requester
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.generation.metrics.job_metrics import JobMetrics, JobStatistics
 from fairlead.generation.timeline import LEFT, SUCCESS, RequestTimeline
 from fairlead.nodes.node import GrammarNode, Node
@@ -67,6 +68,10 @@ class JobSeat(Protocol):
     @property
     def grant(self) -> Grant | None:
         """Its number, which engines require."""
+
+    @property
+    def sequences(self) -> SequenceSeats:
+        """The seats of its sequences at its node."""
 
     @property
     def waited_s(self) -> float:
@@ -295,7 +300,7 @@ class _RunningJob:
         self.timeline.node = seat.node_id
         try:
             node = self._nodes.find(seat.node_id)
-            async with node.generate(self._job, attempt, grant=seat.grant):
+            async with node.generate(self._job, attempt, grant=seat.grant, seats=seat.sequences):
                 with attempt.scope:
                     if not self.has_begun:
                         await self.deltas.started()
@@ -363,6 +368,7 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         sequences=job.sequences,
         max_tokens=job.sampling.max_tokens,
         is_embedding=job.embed,
+        portions=len(portions_of(job.prompts)) if job.embed else 1,
         prefixes=prefix_hashes(prompt, job.cache_owner) if with_prefixes else (),
         body_bytes=None if relay is None else relay.size,
         must_be_relayed=relay is not None and not job.prompts,

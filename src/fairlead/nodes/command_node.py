@@ -17,6 +17,7 @@ from fairlead.base.config import CommandConfig, HealthConfig
 from fairlead.base.errors import LoadFailed, NodeFailed
 from fairlead.base.grant import Grant
 from fairlead.base.job import Job
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.nodes.command_start import CommandStart, command_start, is_taken
 from fairlead.nodes.http.client import Upstream, UpstreamFailed
 from fairlead.nodes.node import ModelState, NodeReport
@@ -144,12 +145,12 @@ class CommandNode:
         return was_ready
 
     def generate(
-        self, job: Job, into: Sink, *, grant: Grant | None = None
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: SequenceSeats | None = None
     ) -> AbstractAsyncContextManager[None]:
         """Start the job; leaving the block in any way ends it and frees what it holds."""
         if self._run is None:
             raise NodeFailed(f"{self.id} is down")
-        return self._run.remote.generate(job, into, grant=grant)
+        return self._run.remote.generate(job, into, grant=grant, seats=seats)
 
     # Loading and ending ------------------------------------------------------------------------------
 

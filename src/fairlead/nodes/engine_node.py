@@ -1,7 +1,6 @@
 """The built-in engine as a node: one connection to its process, from attaching to its end."""
 
 import hashlib
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,8 +14,9 @@ from fairlead.base.config import HealthConfig, ModelConfig
 from fairlead.base.config.models import SpeculationConfig
 from fairlead.base.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed, StaleGrant
 from fairlead.base.grant import Grant
-from fairlead.base.job import AnswerParts, Job
+from fairlead.base.job import AnswerParts, Job, portions_of
 from fairlead.base.messages import EngineStatistics, Output, Ready, Speculation, WorkerSpec
+from fairlead.base.sequence_seats import SequenceSeats, all_at_once
 from fairlead.language.text.answer import ChoiceText
 from fairlead.language.text.model import TextModel
 from fairlead.nodes.engines.attachment import Attachment
@@ -26,8 +26,8 @@ from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import GpuUse, NodeReport
 from fairlead.nodes.own_engine import OwnEngine
 from fairlead.nodes.status import EngineStatus, ProcessStatus
-from fairlead.nodes.streams.embedding_job import embedding
-from fairlead.nodes.streams.sequence import NodeSequence
+from fairlead.nodes.streams.embedding_job import EmbeddingJob
+from fairlead.nodes.streams.generation_job import GenerationJob
 from fairlead.nodes.streams.sink import Sink
 
 logger = structlog.get_logger("fairlead.node")
@@ -139,8 +139,10 @@ class EngineNode:
         await self._connection.run(task_status=task_status)
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
-        """Submit every sequence of the job; abort on exit those that have not ended. See `Node`.
+    async def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: SequenceSeats | None = None
+    ) -> AsyncIterator[None]:
+        """Submit the job's sequences that have seats; abort on exit those that have not ended. See `Node`.
 
         The engine requires the `grant`, and gets the deadline in force. Raises `NodeFailed` if the engine is
         not up, and `ContextLengthExceeded` for a prompt over the limit.
@@ -162,28 +164,32 @@ class EngineNode:
             finally:
                 into.fail(error)
 
+        if seats is None:
+            seats = all_at_once(grant, len(portions_of(job.prompts)) if job.embed else job.sequences)
+        deadline_s = trio.current_effective_deadline()
+        runner: EmbeddingJob | GenerationJob
         if job.embed:
-            with embedding(sequences, into, job, failed, salt=_salt(job), grant=grant):
-                yield
-            return
-        choices = [
-            NodeSequence(sequences, into, self._choice(job, index), failed) for index in range(job.sequences)
-        ]
-        timeout_s = max(0.0, trio.current_effective_deadline() - trio.current_time())
+            runner = EmbeddingJob(
+                sequences, into, job, failed, seats.end, deadline_s=deadline_s, salt=_salt(job)
+            )
+        else:
+            runner = GenerationJob(
+                sequences,
+                into,
+                job,
+                failed,
+                seats.end,
+                choice=self._choice,
+                max_output_tokens=self._spec.max_output_tokens,
+                deadline_s=deadline_s,
+                salt=_salt(job),
+            )
         try:
-            for index, choice in enumerate(choices):
-                choice.submit(
-                    job,
-                    index,
-                    max_output_tokens=self._spec.max_output_tokens,
-                    timeout_s=timeout_s if timeout_s < math.inf else None,
-                    salt=_salt(job),
-                    grant=grant,
-                )
+            seats.follow(runner)
             yield
         finally:
-            for choice in choices:
-                choice.abort()
+            seats.close()
+            runner.abort()
 
     async def prepare(self, job: Job) -> None:
         """Have the grammar of the job compiled, if it is not, before the job takes a seat.
@@ -307,6 +313,7 @@ def limits_of(ready: Ready) -> NodeLimits:
         seats=ready.slots,
         max_model_len=ready.max_model_len,
         cache_tokens=ready.blocks_total * ready.block_size,
+        by_sequence=True,
     )
 
 

@@ -10,7 +10,8 @@ class NodeLimits(msgspec.Struct, frozen=True):
 
     `load` is the load that a remote node reports, 0 or more, because it may have other clients; None if it
     reports none. `evictable`: it is local, and can be stopped to make room for another model. `needs_relay`:
-    it takes requests only as clients write them, in `Job.relay`.
+    it takes requests only as clients write them, in `Job.relay`. `by_sequence`: it starts the sequences of a
+    job one by one, as they get seats; otherwise all at once.
     """
 
     seats: int
@@ -19,3 +20,4 @@ class NodeLimits(msgspec.Struct, frozen=True):
     load: float | None = None
     evictable: bool = True
     needs_relay: bool = False
+    by_sequence: bool = False

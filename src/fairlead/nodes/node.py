@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from fairlead.base.grant import Grant
 from fairlead.base.job import Job
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.streams.sink import Sink
 
@@ -32,12 +33,16 @@ class Node(Protocol):
         """Canonical names of the models it can generate with."""
 
     def generate(
-        self, job: Job, into: Sink, *, grant: Grant | None = None
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: SequenceSeats | None = None
     ) -> AbstractAsyncContextManager[None]:
         """Start the job; leaving the block in any way ends it and frees what it holds.
 
         The answer is put into the sink. If it is not streamed, it may be complete when the block is entered.
-        `grant` is that of the job's seat; only engines use it, and require it.
+
+        `grant` is that of the job's seat; only engines use it, and require it. A node with
+        `NodeLimits.by_sequence` starts those sequences that have one of the `seats`, and gives each seat back
+        whose sequence has ended; without `seats` all start at once.
+
         Raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures are put into
         the sink, also a `StaleGrant`. After a `NodeFailed` another node may succeed; any other error ends the
         job.

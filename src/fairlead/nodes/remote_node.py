@@ -20,6 +20,7 @@ from fairlead.base.config import ANSWER_BYTES, FiltersConfig, HealthConfig, Node
 from fairlead.base.errors import FairleadError, NodeFailed
 from fairlead.base.grant import Grant
 from fairlead.base.job import Job, Relay
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.nodes.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import NodeReport
@@ -138,6 +139,7 @@ class RemoteNode:
         into: Sink,
         *,
         grant: Grant | None = None,  # noqa: ARG002  its server has a queue of its own
+        seats: SequenceSeats | None = None,  # noqa: ARG002  it runs all sequences of a job at once
     ) -> AbstractAsyncContextManager[None]:
         """Relay the job; leaving the block ends it. Raises `NodeFailed` if the node is down."""
         if not self._breaker.is_up:

@@ -9,11 +9,12 @@ import pytest
 import trio
 
 from fairlead.base.errors import EngineFailed, InvalidRequest, NodeFailed, RequestTimeout
-from fairlead.base.job import TEXTS_AT_ONCE
+from fairlead.base.grant import FIRST_GRANT
+from fairlead.base.job import PORTION_TEXTS, portions_of
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.language.text.embedding import EmbeddingSettings
 from fairlead.language.text.model import TextModel
 from fairlead.nodes.engines.sequence_client import SequenceClient
-from fairlead.nodes.streams import embedding_job as texts
 from fairlead.nodes.streams.deltas import Deltas
 from nodes import test_engine_node as engine_node
 from nodes.test_engine_node import Reports, generate_deltas, job, model, running
@@ -46,7 +47,7 @@ def expected(submitted) -> dict[int, tuple[float, float]]:
     return {index: (sum(prompt), len(prompt)) for index, prompt in enumerate(submitted.prompts)}
 
 
-@pytest.mark.parametrize("prompts", [1, TEXTS_AT_ONCE + 1, 150])
+@pytest.mark.parametrize("prompts", [1, PORTION_TEXTS + 1, 150])
 async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
     submitted = job(1, prompts=prompts, embed=True)
     async with running(embedder, Reports(), "embeds") as node:
@@ -56,26 +57,35 @@ async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
         await engine_node._until_idle(node)
 
 
-async def test_child_has_a_bounded_number_of_texts_of_a_job(embedder: TextModel, monkeypatch):
-    in_child, most = set(), []
-    submit, receive_vector = SequenceClient.submit, texts._Texts.receive_vector
+async def test_portion_is_submitted_when_it_has_a_seat_and_gives_it_back_at_its_end(
+    embedder: TextModel, monkeypatch
+):
+    submitted, most = [], []
+    submit = SequenceClient.submit
 
-    def submitted(worker, prompt, *arguments, **options):
-        in_child.add(len(prompt))
-        most.append(len(in_child))
+    def spy(worker, prompt, *arguments, **options):
+        submitted.append(prompt)
+        most.append(len(worker) + 1)
         return submit(worker, prompt, *arguments, **options)
 
-    def returned(self, index, vector):
-        in_child.discard(len(self._job.prompts[index]))
-        receive_vector(self, index, vector)
+    def grant_next(portion: int) -> None:
+        ended.append(portion)
+        if portion + 1 < portions:
+            seats.grant(portion + 1, FIRST_GRANT)
 
-    monkeypatch.setattr(SequenceClient, "submit", submitted)
-    monkeypatch.setattr(texts._Texts, "receive_vector", returned)
+    monkeypatch.setattr(SequenceClient, "submit", spy)
+    ended: list[int] = []
+    seats = SequenceSeats(grant_next)
     large_job = job(1, prompts=100, embed=True)
-    async with running(embedder, Reports(), "embeds") as node, generate_deltas(node, large_job) as deltas:
-        assert expected(large_job) == await vectors(deltas)
-    assert max(most) == TEXTS_AT_ONCE
-    assert not in_child
+    portions = len(portions_of(large_job.prompts))
+    async with running(embedder, Reports(), "embeds") as node:
+        deltas = Deltas(100)
+        seats.grant(0, FIRST_GRANT)
+        async with node.generate(large_job, deltas, grant=FIRST_GRANT, seats=seats):
+            assert expected(large_job) == await vectors(deltas)
+    assert list(large_job.prompts) == submitted
+    assert ended == list(range(portions - 1))  # the job's end gives the last seat back
+    assert max(most) == max(map(len, portions_of(large_job.prompts)))
 
 
 @pytest.mark.parametrize("read", [0, 40])

@@ -41,9 +41,9 @@ class Ledger:
         self.before: list[int] = []
         self.tried: dict[int, None] = {}
         self._line = line
-        self._unpaid: set[int] = set()  # handles that were not popped, and so not charged, yet
+        self._unpaid: set[int] = set()  # handles whose pops are charged
 
-    def push(self, tenant: str, cost: float = 1.0, *, retried: bool = False, **options: int) -> int:
+    def push(self, tenant: str, cost: float = 1.0, *, retried: bool = False, **options: Any) -> int:
         handle = self._line.push(tenant, cost, retried=retried, **options)
         if not retried:
             self._unpaid.add(handle)
@@ -70,7 +70,6 @@ class Ledger:
         ((last, entry),) = tried
         assert last == handle
         if handle in self._unpaid:
-            self._unpaid.remove(handle)
             self.charged[entry.tenant] += entry.cost
         return handle
 
@@ -80,7 +79,6 @@ class Ledger:
         handles = self._line.pop_many(max_count, memory_budget)
         for handle in handles:
             if handle in self._unpaid:
-                self._unpaid.remove(handle)
                 self.charged[known[handle].tenant] += known[handle].cost
         return handles
 
@@ -98,10 +96,15 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._line)
 
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._line
+
 
 class RecordedEffects:
     def __init__(self) -> None:
         self.granted: list[Ticket] = []
+        self.started: list[tuple[Ticket, int]] = []  # further sequences
+        self.all_started: list[Ticket] = []  # the ticket of each sequence, or whole job
         self.refused: dict[Ticket, FairleadError] = {}
         self.stopped: list[Ticket] = []
         self.swaps: list[tuple[str, frozenset[str]]] = []
@@ -118,6 +121,11 @@ class RecordedEffects:
 
     def grant(self, ticket: Ticket) -> None:
         self.granted.append(ticket)
+        self.all_started.append(ticket)
+
+    def start(self, ticket: Ticket, index: int) -> None:
+        self.started.append((ticket, index))
+        self.all_started.append(ticket)
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         assert ticket not in self.refused
@@ -173,7 +181,13 @@ def job(
 
 
 def limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -> NodeLimits:
+    """Return the limits of a local node that runs all sequences of a job at once."""
     return NodeLimits(seats=seats, max_model_len=longest, cache_tokens=cache_tokens)
+
+
+def engine_limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -> NodeLimits:
+    """Return the limits of a node that starts the sequences of a job one by one."""
+    return NodeLimits(seats=seats, max_model_len=longest, cache_tokens=cache_tokens, by_sequence=True)
 
 
 def remote_limits(seats: int, *, longest: int = 100, load: float | None = None) -> NodeLimits:

@@ -26,7 +26,15 @@ from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.scheduler import Scheduler
 from fairlead.router.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.router.swap.policy import EvictionPolicy, SwapReason
-from router.dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits, remote_limits
+from router.dispatch.recorded import (
+    FakeNode,
+    Ledger,
+    RecordedEffects,
+    engine_limits,
+    job,
+    limits,
+    remote_limits,
+)
 
 CAPACITY = 5
 LATE = 16  # jobs that must be submitted before the server may be drained
@@ -89,6 +97,10 @@ class Watching(RecordedEffects):
         super().grant(ticket)
         self.machine.check_grant(ticket)
 
+    def start(self, ticket: Ticket, index: int) -> None:
+        super().start(ticket, index)
+        self.machine.check_start(ticket, index)
+
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         assert ticket.state is not TicketState.GRANTED
         super().refuse(ticket, error)
@@ -110,8 +122,11 @@ class Watching(RecordedEffects):
 class SchedulerMachine(RuleBasedStateMachine):
     """Models "m" and "n" are on fixed nodes; "x" and "y" are loaded by swaps, one at a time.
 
-    The node "far" has "m" and "x", too, but takes only jobs that it can relay.
+    The node "far" has "m" and "x", too, but takes only jobs that it can relay. The nodes in `by_sequence`
+    start the sequences of a job one by one.
     """
+
+    by_sequence = frozenset({"one", "swap x"})
 
     fairness = "roundRobin"
 
@@ -149,7 +164,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.leaving: set[str] = set()  # models that are to be unloaded
         self.dying: set[str] = set()  # models with processes that have not ended yet
         self.newcomer: Ticket | None = None
-        self.held: dict[Ticket, int] = {}  # the seats of jobs that run
+        # Of jobs that run: the seats of what runs, by its index.
+        self.runs: dict[Ticket, dict[int, int]] = {}
+        self.begun: dict[Ticket, int] = {}  # and how many of their sequences have begun at their nodes
         # How many jobs have overtaken one of several sequences: at least, and at most.
         self.overtakes: dict[Ticket, list[int]] = {}
 
@@ -161,14 +178,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.grant_seats()
 
     def seats_of(self, job: JobSpec, node: NodeState) -> int:
-        """Return how many seats the job takes there: one for each sequence, or all."""
-        return min(job.sequences, self.seats[node.id])
+        """Return how many seats the job takes there at once: one for each sequence, or all."""
+        return 1 if node.id in self.by_sequence else min(job.sequences, self.seats[node.id])
+
+    def held(self, ticket: Ticket) -> int:
+        """Return how many seats the job holds."""
+        is_running = ticket.state is TicketState.GRANTED
+        return sum(self.runs.get(ticket, {}).values()) if is_running else 0
+
+    def unbegun(self) -> list[Ticket]:
+        """Return the jobs that run and have sequences which have not begun."""
+        return [
+            ticket
+            for ticket in self.tickets(TicketState.GRANTED)
+            if ticket.node.id in self.by_sequence and self.begun[ticket] < ticket.job.sequences
+        ]
 
     def room(self, node: NodeState) -> int:
         """Return how many of a node's seats are free, also if they are kept for a job."""
-        if node.draining or node.leaving or node.id not in self.seats:
+        return 0 if node.draining or node.leaving else self.room_for_own(node)
+
+    def room_for_own(self, node: NodeState) -> int:
+        """Return how many of a node's seats are free for the jobs that it has."""
+        if node.id not in self.seats:
             return 0
-        return self.seats[node.id] - sum(seats for ticket, seats in self.held.items() if ticket.node is node)
+        return self.seats[node.id] - sum(self.held(ticket) for ticket in self.runs if ticket.node is node)
 
     def candidates(self, ticket: Ticket) -> set[NodeState]:
         """Return where the job may run now: not where it failed last, if there is another node."""
@@ -228,9 +262,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.node is not None
         assert ticket.job.model in ticket.node.models
         assert ticket.node.id in self.seats, "a seat on a node that is down"
-        self.held = {job: seats for job, seats in self.held.items() if job.state is TicketState.GRANTED}
-        self.held[ticket] = self.seats_of(ticket.job, ticket.node)
-        assert ticket.seats == self.held[ticket], "not a seat for each sequence"
+        self.runs[ticket], self.begun[ticket] = {0: self.seats_of(ticket.job, ticket.node)}, 1
+        assert ticket.seats == self.held(ticket), "not a seat for each sequence"
         assert ticket.node.busy <= self.seats[ticket.node.id], "a seat that was taken"
         self.overtakes.pop(ticket, None)
         self.check_turn(ticket)
@@ -251,11 +284,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             fewer = ticket.job.sequences < other.job.sequences  # it may overtake one that needs more seats
             assert not same_line or fewer or self.order[ticket] < self.order[other], "FIFO within a tenant"
             higher = other.job.priority < ticket.job.priority
-            fits = self.seats_of(other.job, ticket.node) <= self.room(ticket.node) + self.held[ticket]
+            fits = self.seats_of(other.job, ticket.node) <= self.room(ticket.node) + self.held(ticket)
             assert not (higher and fits), "before a job of a higher class"
         full = self.full.get((ticket.node, ticket.job.model))
         if full is not None and full.grant(ticket.job.tenant):
             self.trials.add(ticket)
+
+    def check_start(self, ticket: Ticket, index: int) -> None:
+        node = ticket.node
+        assert ticket.state is TicketState.GRANTED
+        assert node is self.subject._nodes[node.id], "a sequence on a node that is down"
+        assert node.id in self.by_sequence
+        assert index == self.begun[ticket] < ticket.job.sequences, "not the next sequence"
+        assert self.room_for_own(node) > 0, "a seat that was taken"
+        self.begun[ticket] += 1
+        self.runs[ticket][index] = 1
+        if node.draining or node.leaving:
+            return
+        self.check_turn(ticket)
+        for other in self.tickets(TicketState.QUEUED):
+            higher = other.job.priority < ticket.job.priority
+            assert not (higher and node in self.candidates(other)), "before a job of a higher class"
 
     def check_turn(self, granted: Ticket) -> None:
         """At most eight jobs overtake one that needs more seats; after that one node is kept for it.
@@ -275,7 +324,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if alike in counted or node not in self.candidates(other):
                 continue
             counted.add(alike)
-            lacking = self.seats_of(job, node) - self.room(node) - self.held[granted]
+            given = 1 if node.id in self.by_sequence else self.held(granted)
+            lacking = self.seats_of(job, node) - self.room(node) - given
             others = {
                 near
                 for near in self.candidates(other) - {node}
@@ -445,6 +495,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.subject.finished(ticket, cost=cost)
         assert ticket.state is TicketState.DONE
 
+    @precondition(lambda self: any(self.runs[ticket] for ticket in self.tickets(TicketState.GRANTED)))
+    @rule(data=st.data())
+    def end_sequence(self, data) -> None:
+        running = [ticket for ticket in self.tickets(TicketState.GRANTED) if self.runs[ticket]]
+        ticket = data.draw(st.sampled_from(running))
+        index = data.draw(st.sampled_from(sorted(self.runs[ticket])))
+        del self.runs[ticket][index]
+        self.subject.sequence_ended(ticket, index)
+        self.subject.sequence_ended(ticket, index)  # again, which changes nothing
+
     @precondition(lambda self: self.tickets(TicketState.GRANTED))
     @rule(data=st.data(), cost=st.floats(0, 30))
     def start_response(self, data, cost) -> None:
@@ -546,7 +606,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.subject.seats_changed(*node, self.limits(name, seats))
 
     def limits(self, name: str, seats: int) -> NodeLimits:
-        return remote_limits(seats) if name == "far" else limits(seats, longest=20)
+        if name == "far":
+            return remote_limits(seats)
+        return (engine_limits if name in self.by_sequence else limits)(seats, longest=20)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), loads=st.sampled_from([True, True, False]))
@@ -556,7 +618,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         node = FakeNode(f"swap {model}", model)
         if loads:
             self.seats[node.id] = 1
-            self.subject.node_up(*node, limits(1, longest=20))
+            self.subject.node_up(*node, self.limits(node.id, 1))
         else:
             self.subject.load_failed(node.models, LoadFailed("no such file"))
 
@@ -571,7 +633,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for ticket in self.tickets(TicketState.GRANTED):
             if ticket.node in holders:
                 jobs, seats = holders[ticket.node]
-                holders[ticket.node] = jobs + 1, seats + self.held[ticket]
+                holders[ticket.node] = jobs + 1, seats + self.held(ticket)
         assert holders == {node: (node.jobs, node.busy) for node in holders}
         paused = {(node, model) for node in holders for model, full in node.full.items() if full}
         assert {key for key, full in self.full.items() if full.pauses and key[0] in holders} == paused
@@ -581,7 +643,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(jobs for jobs, _ in holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
-        assert len(self.subject._queue) == len(self.subject._queue._kernel)
+        assert self.unbegun() == sorted(self.subject._queue.begun(), key=list(self.order).index)
+        assert len(self.subject._queue) + len(self.unbegun()) == len(self.subject._queue._kernel)
 
     @invariant()
     def no_job_waits_for_free_seats_that_it_could_have(self) -> None:
@@ -598,6 +661,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 node in self.candidates(ticket) and self.seats_of(ticket.job, node) > self.room(node) > 0
                 for ticket in passed
             )
+
+    @invariant()
+    def no_sequence_waits_for_a_free_seat_of_its_node(self) -> None:
+        for ticket in self.unbegun():
+            node = ticket.node
+            if self.subject._nodes.get(node.id) is node and ticket.job.model not in node.closed_models:
+                assert self.room_for_own(node) <= 0
 
     @invariant()
     def no_job_waits_that_every_node_has_refused(self) -> None:
@@ -657,6 +727,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert swaps._requested == {request.model: 1 for request in self.loads}
         assert not swaps._local_only
         assert len(self.subject._queue._kernel) == 0
+        assert all(node.jobs == node.busy == node.tokens == 0 for node in self.subject._nodes.values())
 
 
 class TokensMachine(SchedulerMachine):

@@ -36,6 +36,9 @@ class Counted:
     def __getattr__(self, name):
         return getattr(self._line, name)
 
+    def __contains__(self, handle):
+        return handle in self._line
+
 
 def counted(subject: Scheduler) -> list[str]:
     line = subject._queue._kernel = Counted(subject._queue._kernel)

@@ -11,6 +11,7 @@ from fairlead.base.grant import Grant
 from fairlead.base.job import Job, Sampling
 from fairlead.generation.gateway import spec_of
 from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.scheduler import Scheduler
 from fairlead.router.dispatch.ticket import Ticket, TicketState
@@ -261,7 +262,7 @@ def test_seats_of_a_node_that_failed_are_not_given_back_to_the_next_one():
 def test_restored_job_holds_as_many_seats_as_before():
     subject, _ = scheduler()
     restored = job(n=8)
-    subject.restore(restored, "node", seats=5)
+    subject.restore(restored, "node", HeldSequences(5))
     subject.node_up(*FakeNode(), limits(6))
     assert busy(subject) == 5
     subject.finished(restored, cost=1.0)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from fairlead.base.config import QueueConfig
-from fairlead.base.job import TEXTS_AT_ONCE, Job, Sampling
+from fairlead.base.job import PORTION_TEXTS, PORTION_TOKENS, Job, Sampling, portions_of
 from fairlead.generation.gateway import spec_of
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.ticket import Ticket
@@ -23,18 +23,24 @@ def job(lengths, **options):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "tokens"),
+    ("lengths", "sizes"),
     [
-        ([7], 7),
-        ([3, 5, 9], 17),
-        ([10] * 2000, 10 * TEXTS_AT_ONCE),
-        ([1] * 100 + [50] * 2, TEXTS_AT_ONCE - 2 + 100),
+        ([7], [1]),
+        ([3, 5, 9], [3]),
+        ([10] * 100, [PORTION_TEXTS] * 3 + [4]),
+        ([200] * 5, [2, 2, 1]),
+        ([PORTION_TOKENS - 1, 1, 1], [2, 1]),
+        ([1, 3 * PORTION_TOKENS, 1], [1, 1, 1]),
     ],
 )
-def test_of_many_texts_to_embed_only_the_longest_that_may_run_at_once_are_counted(lengths, tokens):
-    ticket = ticket_of(job(lengths, embed=True))
-    assert tokens == ticket.tokens
-    assert sum(lengths) == ticket.cost  # every token is computed, and none generated
+def test_texts_to_embed_are_divided_into_portions_of_about_one_step(lengths, sizes):
+    embedding = job(lengths, embed=True)
+    portions = portions_of([[0] * length for length in lengths])
+    assert sizes == [len(portion) for portion in portions]
+    assert [index for portion in portions for index in portion] == list(range(len(lengths)))
+    assert (embedding.turns, embedding.seats) == (len(sizes), 1)
+    ticket = ticket_of(embedding)
+    assert sum(lengths) == ticket.cost == ticket.tokens  # every token is computed, and none generated
 
 
 def test_of_prompts_that_are_continued_each_is_counted_for_all_its_answers():

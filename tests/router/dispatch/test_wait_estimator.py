@@ -48,7 +48,7 @@ async def test_waits_are_estimated_from_the_service_times_of_jobs_that_had_a_sea
     end_job(subject, to, served)
     assert subject.mean.mean_service_s == SERVICE_S
     sitting, first, second = (submit_job(subject, to, job().job) for _ in range(3))
-    assert [sitting.ticket] == list(subject._running)
+    assert [sitting] == list(subject.running())
     predicted = [
         subject.for_ticket(first.ticket, is_arriving=True),
         subject.for_ticket(second.ticket),

@@ -55,7 +55,7 @@ class EchoProcess:
         raise NodeFailed("unreachable")
 
     @asynccontextmanager
-    async def generate(self, job, into, *, grant=None) -> AsyncIterator[None]:
+    async def generate(self, job, into, *, grant=None, seats=None) -> AsyncIterator[None]:
         into.put(Delta(0, f"{self._prefix} {len(job.prompts[0])}", finish_reason="stop"))
         yield
 

@@ -39,7 +39,9 @@ class Engine:
         self._fails_after = fails_after
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink, *, grant: object = None) -> AsyncIterator[None]:
+    async def generate(
+        self, job: Job, into: Sink, *, grant: object = None, seats: object = None
+    ) -> AsyncIterator[None]:
         self.jobs += 1
         self.requested.set()
         assert job.prompts

@@ -22,11 +22,13 @@ from fairlead.base.errors import FairleadError, NoNode, QueueFull, QueueTimeout
 from fairlead.base.frame_link import FrameLink
 from fairlead.base.grant import Grant
 from fairlead.base.requester import Requester
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.base.supervision import contain
 from fairlead.distributed.frontends import wire
 from fairlead.distributed.ipc.handshake import HandshakeFailed
 from fairlead.distributed.ipc.limited_log import LimitedLog
 from fairlead.router.dispatch.estimates import WaitEstimate
+from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.tenant_counters import KnownCounters
 from fairlead.router.dispatch.waiter import HeldSeat, SeatLoss
@@ -73,6 +75,11 @@ class RemoteSeat:
     def estimate(self) -> WaitEstimate | None:
         """The estimate of its wait, made when it arrived; None if it did not wait."""
         return self._job.estimate
+
+    @property
+    def sequences(self) -> SequenceSeats:
+        """The seats of its sequences at its node."""
+        return self._job.sequences
 
     def begin(self, generated: Callable[[], int]) -> None:
         """Report the first delta."""
@@ -148,7 +155,7 @@ class DispatchClient:
             and sum(job.seat is None for job in self._jobs.values()) >= self._queue.capacity
         ):
             raise QueueFull("the dispatcher does not answer, and the queue is full")
-        job = _OpenJob(next(self._numbers), spec)
+        job = _OpenJob(next(self._numbers), spec, self.send)
         self._jobs[job.number] = job
         with job.scope:
             try:
@@ -320,7 +327,7 @@ class DispatchClient:
         for job in self._jobs.values():
             age_s = now - job.arrived_at
             tokens, begun = job.generated(), job.has_begun
-            link.send(wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, tokens, begun))
+            link.send(wire.DeclareJob(job.number, job.spec, age_s, job.declared, job.released, tokens, begun))
         link.send(wire.Declared(self._counters.whole()))
         for declare in self.on_connect:
             declare()
@@ -359,11 +366,18 @@ class _Question:
 
 
 class _OpenJob:
-    """A job that has not ended. `seat` is None while it waits; `released` is the grant of its last seat."""
+    """A job that has not ended. `send` sends a message about it.
 
-    def __init__(self, number: int, spec: JobSpec) -> None:
+    `seat` is None while it waits; `released` is the grant of its last seat. `sequences`: the seats of its
+    sequences; of a job that `is_whole`, all run in the first one.
+    """
+
+    def __init__(self, number: int, spec: JobSpec, send: Callable[[wire.ToDispatcher], None]) -> None:
         self.number = number
         self.spec = spec
+        self.sequences = SequenceSeats(self._end_sequence)
+        self.is_whole = True
+        self._send = send
         self.arrived_at = trio.current_time()
         self.event = trio.Event()
         self.scope = trio.CancelScope()
@@ -387,21 +401,39 @@ class _OpenJob:
         self.has_begun = True
         self.seat = self.held._replace(has_begun=True)
 
+    @property
+    def declared(self) -> HeldSeat | None:
+        """Its seat, with its sequences, for another dispatcher."""
+        if self.seat is None or self.is_whole:
+            return self.seat
+        running = tuple(self.sequences.grants)
+        return self.seat._replace(sequences=HeldSequences(1, running, self.sequences.begun))
+
     def release(self) -> None:
         """Release the seat, before a wait for another."""
+        self.sequences.close()
+        self.sequences = SequenceSeats(self._end_sequence)
         self.released, self.seat = self.held.grant, None
         self.event = trio.Event()
+
+    def _end_sequence(self, index: int) -> None:
+        self._send(wire.SequenceEnded(self.number, index))
 
     def receive(self, message: msgspec.Struct) -> None:
         """Handle a message of the dispatcher about this job."""
         match message:
             case wire.JobQueued(_, estimate):
                 self.estimate = self.estimate or estimate
-            case wire.SeatGranted(_, node_id, grant, waited_s):
+            case wire.SeatGranted(_, node_id, grant, waited_s, is_whole):
                 # After a reconnection a grant may arrive twice, the second time after its seat was released.
                 if self.seat is None and grant != self.released:
                     self.seat = HeldSeat(node_id, grant, waited_s, self.has_begun)
+                    self.is_whole = is_whole
+                    self.sequences.grant(0, grant)
                     self.event.set()
+            case wire.SequenceGranted(_, index, grant):
+                if self.seat is not None:
+                    self.sequences.grant(index, grant)
             case wire.JobRefused(_, error):
                 self.error = self.error or error.error()
                 self.event.set()

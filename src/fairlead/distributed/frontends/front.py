@@ -4,6 +4,7 @@ import structlog
 
 from fairlead.base.errors import FairleadError
 from fairlead.base.frame_link import FrameLink
+from fairlead.base.grant import Grant
 from fairlead.distributed.frontends import wire
 from fairlead.router.dispatch.ticket import Ticket, TicketState
 from fairlead.router.dispatch.waiter import Waiter
@@ -14,13 +15,14 @@ logger = structlog.get_logger("fairlead.distributed.frontends")
 class FrontJob(Waiter):
     """A job of a front. What happens to it is sent to the front, if that is connected."""
 
-    __slots__ = ("front", "number", "tokens")
+    __slots__ = ("front", "grants", "number", "tokens")
 
     def __init__(self, front: "Front", number: int, ticket: Ticket, tokens: int = 0) -> None:
         super().__init__(ticket)
         self.front = front
         self.number = number
         self.tokens = tokens
+        self.grants: dict[int, Grant] = {}  # of its sequences that have begun after the first, at its node
 
     @property
     def has_seat(self) -> bool:
@@ -33,10 +35,21 @@ class FrontJob(Waiter):
 
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
+        self.front.served.add(self.ticket.job.tenant)
+        self.grants.clear()
+        self._send_seat()
+
+    def started(self, index: int, grant: Grant) -> None:
+        """Receive a seat for another sequence, at the same node."""
+        self.front.served.add(self.ticket.job.tenant)
+        self.grants[index] = grant
+        self.front.send(wire.SequenceGranted(self.number, index, grant))
+
+    def _send_seat(self) -> None:
         assert self.ticket.node is not None
         assert self.grant is not None
-        self.front.served.add(self.ticket.job.tenant)
-        seat = wire.SeatGranted(self.number, self.ticket.node.id, self.grant, self.waited_s or 0.0)
+        is_whole = not self.ticket.node.limits.by_sequence
+        seat = wire.SeatGranted(self.number, self.ticket.node.id, self.grant, self.waited_s or 0.0, is_whole)
         self.front.send(seat)
 
     def refused(self, error: FairleadError) -> None:
@@ -53,7 +66,9 @@ class FrontJob(Waiter):
             kind = wire.JobRefused if self.ticket.state is TicketState.DONE else wire.JobStopped
             self.front.send(kind(self.number, wire.ErrorValue.of(self.error)))
         elif self.has_seat:
-            self.granted()
+            self._send_seat()
+            for index in sorted(self.grants):
+                self.front.send(wire.SequenceGranted(self.number, index, self.grants[index]))
 
 
 class Front:

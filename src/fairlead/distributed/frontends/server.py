@@ -25,6 +25,7 @@ from fairlead.distributed.frontends.front import Front, FrontJob
 from fairlead.distributed.frontends.questions import FrontQuestions, Orders, Questions
 from fairlead.distributed.ipc.limited_log import LimitedLog
 from fairlead.router.dispatch.dispatcher import Dispatcher
+from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.tenant_counters import KnownCounters, TenantCounters, highest_excess
 from fairlead.router.dispatch.ticket import TicketState
@@ -189,7 +190,9 @@ class FrontServer:
                 self._change(front, message)
 
     def _change(
-        self, front: Front, message: wire.SubmitJob | wire.BeginJob | wire.RequeueJob | wire.EndJob
+        self,
+        front: Front,
+        message: wire.SubmitJob | wire.BeginJob | wire.SequenceEnded | wire.RequeueJob | wire.EndJob,
     ) -> None:
         job = front.jobs.get(message.number)
         match message:
@@ -200,6 +203,9 @@ class FrontServer:
                 if has_failed and job.has_seat:
                     self._dispatcher.node_failed(job)
                 self._end(job)
+            case wire.SequenceEnded(_, index) if job is not None:
+                job.grants.pop(index, None)
+                self._dispatcher.sequence_ended(job, index)
             case wire.RequeueJob(_, loss) if job is not None and job.has_seat:
                 self._requeue(job, loss)
             case _:
@@ -255,6 +261,17 @@ class FrontServer:
                 self._requeue(job, SeatLoss())
         elif declared.seat is None or job.error is not None:
             job.report_again()
+        elif job.has_seat and declared.seat.sequences.begun is not None:
+            self._agree(job, declared.seat.sequences)
+
+    def _agree(self, job: FrontJob, held: HeldSequences) -> None:
+        """Repeat what this job's front has not received, and end the sequences that it has ended."""
+        assert held.begun is not None
+        for index, grant in sorted(job.grants.items()):  # first, because the front takes them in order
+            if index >= held.begun:
+                job.front.send(wire.SequenceGranted(job.number, index, grant))
+        for index in [index for index in job.ticket.runs if index < held.begun and index not in held.running]:
+            self._dispatcher.sequence_ended(job, index)
 
     def _note_begun(self, job: FrontJob, declared: wire.DeclareJob) -> None:
         """Record that a job's answer has begun, so that the deadline of its wait does not apply."""

@@ -1,8 +1,9 @@
 """The messages between a front and the dispatcher, and errors as values.
 
-A front numbers its jobs. Of each job it sends `SubmitJob`, then perhaps `BeginJob` and `RequeueJob`, and in
-any case `EndJob`, which releases what the job holds. The dispatcher answers with `JobQueued`, `SeatGranted`,
-`JobRefused` and `JobStopped`. After it has connected again, a front declares all jobs that it has.
+A front numbers its jobs. Of each job it sends `SubmitJob`, then perhaps `BeginJob`, `SequenceEnded` and
+`RequeueJob`, and in any case `EndJob`, which releases what the job holds. The dispatcher answers with
+`JobQueued`, `SeatGranted`, `SequenceGranted`, `JobRefused` and `JobStopped`. After it has connected again, a
+front declares all jobs that it has.
 """
 
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from msgspec import Meta
 from fairlead.base.errors import FairleadError
 from fairlead.base.grant import Grant
 from fairlead.router.dispatch.estimates import WaitEstimate
+from fairlead.router.dispatch.held_sequences import Index
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.tenant_counters import TenantCounters
 from fairlead.router.dispatch.waiter import HeldSeat, SeatLoss, Seconds
@@ -108,6 +110,13 @@ class BeginJob(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     number: int
 
 
+class SequenceEnded(msgspec.Struct, frozen=True, array_like=True, tag="sequence"):
+    """A sequence of the job has ended, and gives its seat back."""
+
+    number: int
+    index: Index
+
+
 class RequeueJob(msgspec.Struct, frozen=True, array_like=True, tag="requeue"):
     """The job's node has failed or is full; see `Seat.requeue`."""
 
@@ -146,7 +155,18 @@ class EpochSeen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
     epoch: Epoch
 
 
-ToDispatcher = SubmitJob | DeclareJob | Declared | BeginJob | RequeueJob | EndJob | Progress | Ask | EpochSeen
+ToDispatcher = (
+    SubmitJob
+    | DeclareJob
+    | Declared
+    | BeginJob
+    | SequenceEnded
+    | RequeueJob
+    | EndJob
+    | Progress
+    | Ask
+    | EpochSeen
+)
 
 # Dispatcher → front --------------------------------------------------------------------------------
 
@@ -174,12 +194,21 @@ class JobQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):
 
 
 class SeatGranted(msgspec.Struct, frozen=True, array_like=True, tag="granted"):
-    """The job has a seat."""
+    """The job has a seat for its first sequence; if it `is_whole`, all its seats."""
 
     number: int
     node_id: str
     grant: Grant
     waited_s: float
+    is_whole: bool = True
+
+
+class SequenceGranted(msgspec.Struct, frozen=True, array_like=True, tag="next"):
+    """Another sequence of the job has a seat, at the same node."""
+
+    number: int
+    index: Index
+    grant: Grant
 
 
 class JobRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
@@ -224,7 +253,16 @@ class StoredKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
 
 
 ToFront = (
-    Welcome | Standby | JobQueued | SeatGranted | JobRefused | JobStopped | Answered | Heartbeat | StoredKeys
+    Welcome
+    | Standby
+    | JobQueued
+    | SeatGranted
+    | SequenceGranted
+    | JobRefused
+    | JobStopped
+    | Answered
+    | Heartbeat
+    | StoredKeys
 )
 
 to_dispatcher_decoder = msgspec.msgpack.Decoder(ToDispatcher)

@@ -17,6 +17,7 @@ from fairlead.base.errors import NodeFailed, NodeFull
 from fairlead.base.grant import Grant
 from fairlead.base.job import Job
 from fairlead.base.messages import WorkerSpec
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.base.supervision import contain
 from fairlead.distributed.supervisor.fleet_state import FleetState
 from fairlead.nodes.command_node import command_upstream
@@ -235,13 +236,15 @@ class EngineHandle:
             self._settled.set()
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
+    async def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: SequenceSeats | None = None
+    ) -> AsyncIterator[None]:
         """Start the job; leaving the block in any way ends it and frees what it holds."""
         with trio.move_on_after(ATTACH_WAIT_S):
             await self._settled.wait()
         if not self.engine.is_ready:
             raise _unreachable(self.id)
-        async with self.engine.generate(job, into, grant=grant):
+        async with self.engine.generate(job, into, grant=grant, seats=seats):
             yield
 
     async def prepare(self, job: Job) -> None:
@@ -259,15 +262,17 @@ class _ExpectedNode:
         self._nodes = nodes
 
     def generate(
-        self, job: Job, into: Sink, *, grant: Grant | None = None
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: SequenceSeats | None = None
     ) -> AbstractAsyncContextManager[None]:
         """Start the job; leaving the block in any way ends it and frees what it holds."""
-        return self._generate(job, into, grant)
+        return self._generate(job, into, grant, seats)
 
     @asynccontextmanager
-    async def _generate(self, job: Job, into: Sink, grant: Grant | None) -> AsyncIterator[None]:
+    async def _generate(
+        self, job: Job, into: Sink, grant: Grant | None, seats: SequenceSeats | None
+    ) -> AsyncIterator[None]:
         node = await self._nodes.find_now(self.id)
-        async with node.generate(job, into, grant=grant):
+        async with node.generate(job, into, grant=grant, seats=seats):
             yield
 
 

@@ -12,6 +12,7 @@ from fairlead.base.errors import LoadFailed, NodeFailed
 from fairlead.base.grant import Grant
 from fairlead.base.job import Job
 from fairlead.base.messages import EngineStatistics, WorkerSpec
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.distributed.supervisor import control
 from fairlead.nodes.engine_node import counts_of, engine_status, gpu_use, limits_of, worker_spec
 from fairlead.nodes.limits import NodeLimits
@@ -161,7 +162,7 @@ class SupervisedProcess:
         return engine_status(ready, EngineStatistics() if ready is None else counts_of(ready, self._counts))
 
     def generate(
-        self, job: Job, into: Sink, *, grant: Grant | None = None
+        self, job: Job, into: Sink, *, grant: Grant | None = None, seats: SequenceSeats | None = None
     ) -> AbstractAsyncContextManager[None]:
         """Never called: jobs run in fronts."""
         raise NotImplementedError

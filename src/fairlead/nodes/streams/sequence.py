@@ -21,9 +21,10 @@ class NodeSequence:
     sink: gets the deltas.
     choice: makes them of outputs.
     failed: called with the error, if one ends the choice.
+    ended: called when its last delta has been put.
     """
 
-    __slots__ = ("_choice", "_key", "_sequences", "_sink", "failed")
+    __slots__ = ("_choice", "_ended", "_key", "_sequences", "_sink", "failed")
 
     def __init__(
         self,
@@ -31,7 +32,9 @@ class NodeSequence:
         sink: Sink,
         choice: ChoiceText,
         failed: Callable[[FairleadError], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
+        self._ended = ended
         self._sequences = sequences
         self._sink = sink
         self._choice = choice
@@ -90,6 +93,7 @@ class NodeSequence:
             self._sink.put(delta)
             if delta.finish_reason is not None:
                 self.abort()  # a stop string: the engine, which has no text, would go on
+                self._ended()
 
     def receive(self, output: Output) -> None:
         delta = self._choice.push(output)
@@ -97,6 +101,8 @@ class NodeSequence:
             self._sink.put(delta)
         if self._choice.ended and output.finish_reason is None:
             self.abort()  # as above
+        if self._choice.ended or output.finish_reason is not None:
+            self._ended()
 
 
 def _number_of(tenant: str) -> int:

@@ -10,7 +10,8 @@ class AwaitedSeats:
 
     `seats` leaves out free ones. A waiting job cannot have them: cache memory is short, the node drains or is
     full, or the job needs more than are free, and so waits for the others. `most` are the seats of the
-    largest node, the most that one job can hold.
+    largest node, the most that one job can hold. `by_sequence`: all these nodes start the sequences of a job
+    one by one.
     """
 
     def __init__(self, model: str, nodes: Collection[NodeState]) -> None:
@@ -18,6 +19,7 @@ class AwaitedSeats:
         awaited = [node for node in nodes if model in node.models] or nodes
         self.seats = sum(node.busy + min(node.free, 0) for node in awaited)
         self.most = max((node.limits.seats for node in awaited), default=1)
+        self.by_sequence = bool(awaited) and all(node.limits.by_sequence for node in awaited)
         # None: every node, also those that went down with their jobs.
         self._node_ids = None if len(awaited) == len(nodes) else frozenset(node.id for node in awaited)
         of_awaited = {name for node in awaited for name in node.models}
@@ -28,8 +30,12 @@ class AwaitedSeats:
         return self._node_ids is None or node_id in self._node_ids
 
     def of(self, seats: int) -> int:
-        """Return how many seats a job waits for that takes `seats` on a node that has as many."""
+        """Return how many seats a job holds at most that takes `seats` on a node that has as many."""
         return max(1, min(seats, self.most, self.seats))
+
+    def needed_for(self, seats: int) -> int:
+        """Return how many of them such a job needs to begin."""
+        return 1 if self.by_sequence else self.of(seats)
 
     @property
     def are_awaited_by_all(self) -> bool:

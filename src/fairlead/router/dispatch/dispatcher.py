@@ -20,9 +20,11 @@ from fairlead.base.config import QueueConfig
 from fairlead.base.errors import Cancelled, FairleadError, ModelLoading, NodesFull, QueueFull, QueueTimeout
 from fairlead.base.grant import Grant
 from fairlead.base.requester import Requester, who
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.base.supervision import contain
 from fairlead.router.dispatch.effects import PausedModel, SchedulerStatistics
 from fairlead.router.dispatch.estimates import WaitEstimate
+from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.model_lifecycle import ModelLifecycle
 from fairlead.router.dispatch.node_state import NodeState
@@ -76,6 +78,11 @@ class Seat:
         """The estimate of its wait, made when it arrived; None if it did not wait."""
         return self._waiter.estimate
 
+    @property
+    def sequences(self) -> SequenceSeats:
+        """The seats of its sequences at its node."""
+        return self._waiter.seats
+
     def begin(self, generated: Callable[[], int]) -> None:
         """Report the first delta. `generated` returns the number of tokens so far, which are charged."""
         self._waiter.count_generated = generated
@@ -92,7 +99,7 @@ class Seat:
         deadline until it has begun. Raises what `Dispatcher.seat` raises while waiting, and `NoOtherNode`;
         the block must end then.
         """
-        self._waiter.event = trio.Event()
+        self._waiter.wait_again()
         self._dispatcher.requeue(self._waiter, loss)
         self.node_id = await self._waiter.wait()
 
@@ -154,7 +161,7 @@ class Dispatcher:
         `remove_model` was given. Raises `QueueTimeout` while waiting, and for a stream until `Seat.begin`.
         Raises what `cancel` was given at any time.
         """
-        waiter = WaitingTask(self.new_ticket(job))
+        waiter = WaitingTask(self.new_ticket(job), self.sequence_ended)
         with waiter.scope:
             try:
                 self.submit(waiter)
@@ -185,9 +192,11 @@ class Dispatcher:
         waiter.waited_s, waiter.grant = seat.waited_s, seat.grant
         if seat.has_begun:
             self.scheduler.first_delta(waiter.ticket)
-        seats = 1 if seat.grant is None else seat.grant.seats
+        held = seat.sequences
+        if held.begun is None and seat.grant is not None:
+            held = HeldSequences(seat.grant.seats)
         charged = self.estimator.cost(waiter)
-        self.scheduler.restore(waiter.ticket, seat.node_id, seats=seats, charged=charged)
+        self.scheduler.restore(waiter.ticket, seat.node_id, held, charged=charged)
         self.estimator.granted(waiter)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
 
@@ -223,6 +232,11 @@ class Dispatcher:
             del self._by_id[ticket.job.request_id]
         self.estimator.ended(waiter)
         self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
+
+    def sequence_ended(self, waiter: Waiter, index: int) -> None:
+        """Give the seat of a sequence to another one, because it has ended before its job."""
+        self.estimator.sequence_ended(waiter, index)
+        self.scheduler.sequence_ended(waiter.ticket, index)
 
     def charge_running(self) -> None:
         """Charge the running jobs for what they have generated so far."""
@@ -313,10 +327,20 @@ class Dispatcher:
         if waiter.waited_s is None:
             waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
+        grant, seats = self._new_grant(), ticket.seats
+        waiter.grant = grant if seats == 1 else Grant(grant.epoch, grant.number, seats)
+        waiter.granted()
+
+    def start(self, ticket: Ticket, index: int) -> None:
+        """Give the job a seat for another sequence, with a grant of its own."""
+        waiter = self._waiters[ticket]
+        self.estimator.granted(waiter)
+        waiter.started(index, self._new_grant())
+
+    def _new_grant(self) -> Grant:
         grant = self.next_grant
         self.next_grant = Grant(grant.epoch, grant.number + 1)
-        waiter.grant = grant if ticket.seats == 1 else Grant(grant.epoch, grant.number, ticket.seats)
-        waiter.granted()
+        return grant
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Give the job its error, with a retry time if a retry may avoid it."""

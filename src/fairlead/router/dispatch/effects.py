@@ -51,7 +51,10 @@ class Effects(Protocol):
         """Executes the decisions about models."""
 
     def grant(self, ticket: Ticket) -> None:
-        """Report that the ticket has a seat, at `ticket.node`."""
+        """Report that the ticket has a seat for its first sequence, or all its seats, at `ticket.node`."""
+
+    def start(self, ticket: Ticket, index: int) -> None:
+        """Report that another sequence of the ticket has a seat there."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Report that the ticket will get no seat (again)."""

@@ -36,6 +36,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequences: the choices of the answer.
     max_tokens: the most tokens of each.
     is_embedding: whether the answer is a vector for each prompt.
+    portions: in how many portions a node gets the texts to embed that takes them one by one.
     prefixes: hashes of the prompt's beginning (`prefix_hashes`).
     body_bytes: the size of its request as the client wrote it; None if it cannot be relayed.
     must_be_relayed: only nodes that take such requests can run it.
@@ -57,6 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sequences: Sequences = 1
     max_tokens: TokensOfOne = 0
     is_embedding: bool = False
+    portions: Sequences = 1
     prefixes: tuple[int, ...] = ()
     body_bytes: Bytes | None = None
     must_be_relayed: bool = False
@@ -65,12 +67,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def seats(self) -> int:
-        """How many seats it takes on a node that has as many: one for each sequence.
+        """How many seats it takes at once where sequences do not start one by one: one for each.
 
-        A list of texts to embed or score takes one seat. The engine gets its texts a few at a time, so others
-        wait for those few only. If the list took all seats, others would wait for the whole list.
+        A list of texts to embed or score takes one seat: how many of them are computed at a time is up to the
+        node.
         """
         return 1 if self.is_embedding else min(self.sequences, MOST_SEATS)
+
+    @property
+    def turns(self) -> int:
+        """In how many parts it runs where they start one by one, each in a seat and a turn of its own."""
+        return self.portions if self.is_embedding else self.sequences
 
     @property
     def needs_local_node(self) -> bool:

@@ -4,7 +4,7 @@ Pure: independent of the queue, swaps and effects. One node's seats are a `NodeS
 same jobs are a `NodeGroup`, so that no event takes time in proportion to the nodes.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from random import Random
 
 from fairlead.base.errors import ContextLengthExceeded
@@ -14,7 +14,7 @@ from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_groups import KINDS, WIDE_KINDS, JobKind, NodeGroup
 from fairlead.router.dispatch.node_state import NodeState, Score
 from fairlead.router.dispatch.prefixes import RecentPrefixes, shares
-from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.dispatch.ticket import Run, Ticket
 
 # Large enough to return a conversation to its node, too small to collect all jobs there.
 CACHE_BONUS = 0.2
@@ -26,7 +26,7 @@ COMPARED_HOLDERS = 16
 class NodePool(dict[str, NodeState]):
     """The `NodeState` of each node that is up, by the node's id.
 
-    Only this class writes a ticket's `node` and `seats`. A node that comes up again gets a new state, and
+    Only this class writes a ticket's `node` and `runs`. A node that comes up again gets a new state, and
     jobs of the old one release seats that are not counted any more. `held`: the nodes with free seats that
     are kept for jobs that need more of them.
     """
@@ -112,7 +112,7 @@ class NodePool(dict[str, NodeState]):
 
     def idle_and_leaving(self) -> list[NodeState]:
         """Return the leaving nodes that have no jobs."""
-        return [node for node in self._leaving if not node.busy] if self._leaving else []
+        return [node for node in self._leaving if not node.jobs] if self._leaving else []
 
     # Candidates --------------------------------------------------------------------------------------
 
@@ -231,7 +231,13 @@ class NodePool(dict[str, NodeState]):
         return all(node in ticket.unsuited for node in self.accepting(ticket.job))
 
     def fits(self, ticket: Ticket) -> bool | None:
-        """Return whether the job fits now: None without free seats, False without cache memory."""
+        """Return whether the job fits now: None without free seats, False without cache memory.
+
+        The next sequence of a job that runs fits its node only.
+        """
+        if (own := ticket.node) is not None:
+            has_seat = self.is_current(own) and own.room > 0
+            return own.has_cache_for(_tokens_of(ticket, own)) if has_seat else None
         if self._changed:
             self._update()
         kind = self.kind(ticket.job)
@@ -239,7 +245,7 @@ class NodePool(dict[str, NodeState]):
         for group in kind.open:
             for node in group.free:
                 if node not in avoided and (seats == 1 or node.free >= node.seats_for(seats)):
-                    fits = node.has_cache_for(ticket.tokens)
+                    fits = node.has_cache_for(_tokens_of(ticket, node))
                     if fits:
                         return True
         return fits
@@ -290,33 +296,57 @@ class NodePool(dict[str, NodeState]):
             node.is_held = False
         self.held.clear()
 
-    def assign(self, ticket: Ticket) -> None:
-        """Give a job that fits the best seats that it can have, at `ticket.node`."""
+    def assign(self, ticket: Ticket) -> NodeState:
+        """Give a job that fits the best seats that it can have, at `ticket.node`; return this.
+
+        There it gets one for its first sequence, or, if its sequences do not start one by one, all at once.
+        """
         node = ticket.node = self._best(ticket)
-        job = ticket.job
-        ticket.seats = seats = 1 if job.sequences == 1 else node.seats_for(job.seats)
-        node.acquire(ticket.tokens, seats)
+        node.jobs += 1
+        ticket.is_trial = False
+        self.begin(ticket, 0, 1 if ticket.job.sequences == 1 else node.seats_for(ticket.job.seats))
+        return node
+
+    def begin(self, ticket: Ticket, index: int, seats: int = 1) -> None:
+        """Take seats at the job's node for a sequence of it, or for all."""
+        node = ticket.node
+        assert node is not None
+        is_whole, tokens = not node.limits.by_sequence, _tokens_of(ticket, node)
+        run = ticket.runs[index] = Run(ticket, index, is_whole=is_whole, seats=seats, tokens=tokens)
+        node.acquire(run.tokens, run.seats)
         self._grants += 1
         node.used = self._grants
-        ticket.is_trial = False
 
-    def restore(self, ticket: Ticket, node_id: str, seats: int) -> None:
-        """Count the seats that a job holds already, at `ticket.node`, which may come up later."""
+    def end(self, run: Run) -> None:
+        """Free the seats of a sequence that has ended; its job stays."""
+        del run.ticket.runs[run.index]
+        node = run.ticket.node
+        assert node is not None
+        node.release(run.tokens, run.seats)
+
+    def restore(self, ticket: Ticket, node_id: str, seats: int, indexes: Iterable[int]) -> None:
+        """Count the seats that a job holds already, at `ticket.node`, which may come up later.
+
+        seats: how many each of its sequences that run holds.
+        indexes: these sequences.
+        """
         node = self.get(node_id) or self._expected.get(node_id)
         if node is None:
             node = self._expected[node_id] = NodeState(node_id, frozenset(), NodeLimits(0, max_model_len=0))
-        ticket.node, ticket.seats = node, seats
-        node.acquire(ticket.tokens, seats)
-        self._grants += 1
-        node.used = self._grants
+        ticket.node = node
+        node.jobs += 1
+        for index in indexes:
+            self.begin(ticket, index, seats)
 
     def release(self, ticket: Ticket) -> NodeState:
         """Free a job's seats; return its node."""
-        node, ticket.node = ticket.node, None
+        node = ticket.node
         assert node is not None
-        node.release(ticket.tokens, ticket.seats)
-        ticket.seats = 0
-        if not node.busy and self._expected.get(node.id) is node:
+        for run in list(ticket.runs.values()):
+            self.end(run)
+        ticket.node = None
+        node.jobs -= 1
+        if not node.jobs and self._expected.get(node.id) is node:
             del self._expected[node.id]
         return node
 
@@ -336,7 +366,7 @@ class NodePool(dict[str, NodeState]):
 
         def suits(node: NodeState) -> bool:
             has_seats = seats == 1 or node.free >= node.seats_for(seats)
-            return has_seats and node not in avoided and node.has_cache_for(ticket.tokens)
+            return has_seats and node not in avoided and node.has_cache_for(_tokens_of(ticket, node))
 
         all_suit = seats == 1 and not avoided and not any(group.limits_cache for group in groups)
         found = [best for group in groups if group.free and (best := group.best(None if all_suit else suits))]
@@ -459,6 +489,11 @@ def _match(kind: JobKind, group: NodeGroup) -> None:
         if kind.job.model not in group.closed:
             kind.open[group] = None
             group.kinds |= 1 << kind.number
+
+
+def _tokens_of(ticket: Ticket, node: NodeState) -> int:
+    """Return the cache tokens of what begins at once on a node: one sequence of the job, or all of it."""
+    return ticket.tokens // ticket.job.turns if node.limits.by_sequence else ticket.tokens
 
 
 def _lowest(found: list[tuple[Score, list[NodeState]]]) -> tuple[Score, list[NodeState]]:

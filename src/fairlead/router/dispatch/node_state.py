@@ -16,10 +16,10 @@ class NodeState:
     """The scheduler's record of one node that is up. A node that comes up again gets a new one.
 
     Its `jobs`, their `busy` seats and the `tokens` of its cache are counted from the jobs that were granted
-    seats there. A report would be outdated when it arrives. `draining`: no jobs for now, because another
-    model needs the room; `leaving`: no jobs ever again. `is_held`: its free seats are kept for a job that
-    needs more of them. `has_failed`: a job has failed there lately. `used` orders nodes by their latest
-    grant; 0: none yet.
+    seats there. A report would be outdated when it arrives. A job counts until its end, also between two of
+    its sequences, when it may hold no seat. `draining`: no jobs for now, because another model needs the
+    room; `leaving`: no jobs ever again. `is_held`: its free seats are kept for a job that needs more of them.
+    `has_failed`: a job has failed there lately. `used` orders nodes by their latest grant; 0: none yet.
 
     `full`: its models that have rejected jobs (`FullModel`). `closed_models`: those of them for which no job
     gets a seat now, whatever the count; `update_full` sets them.
@@ -126,13 +126,18 @@ class NodeState:
         """Free seats; below 0 if the limit has fallen below `busy`."""
         return 0 if self._has_no_seats else self._limits.seats - self.busy
 
+    @property
+    def room(self) -> int:
+        """Seats that the node's own jobs may have: all free ones, also if new jobs get none."""
+        return self._limits.seats - self.busy
+
     def _update(self) -> None:
         self._has_no_seats = self._draining or self._leaving or self._is_held
         self.changed[self] = None
 
     def seats_for(self, seats: int) -> int:
-        """Return how many seats a job takes here that takes `seats` on a node that has as many."""
-        return min(seats, self._limits.seats)
+        """Return how many seats a job needs here to begin that takes `seats` on a node that has as many."""
+        return 1 if self._limits.by_sequence else min(seats, self._limits.seats)
 
     @property
     def is_closed(self) -> bool:
@@ -168,17 +173,14 @@ class NodeState:
         return None if limit is None else limit - self.tokens
 
     def acquire(self, tokens: int, seats: int = 1) -> None:
-        """Take seats for a job, and cache for that many tokens."""
-        self.jobs += 1
+        """Take seats, and cache for that many tokens."""
         self.busy += seats
         self.tokens += tokens
         self.changed[self] = None
 
     def release(self, tokens: int, seats: int = 1) -> None:
-        """Free a job's seats and its cache."""
-        assert self.jobs > 0
+        """Free seats and cache."""
         assert self.busy >= seats
-        self.jobs -= 1
         self.busy -= seats
         self.tokens -= tokens
         self.changed[self] = None

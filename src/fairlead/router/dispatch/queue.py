@@ -27,7 +27,10 @@ _NO_TENANT = -1  # tenants have names; as many numbers below it as there are cla
 
 
 class Queue:
-    """Tickets in fair order. Only this class writes a ticket's `handle` and `charged`.
+    """Tickets in fair order. Only this class writes a ticket's `handle`, `left`, `paid` and `charged`.
+
+    A job takes a turn for each of its sequences. It waits as long as it has no seat; while it runs, its entry
+    stays for the sequences that are left, before its tenant's other jobs.
 
     capacity: how many may wait.
     fairness: what tenants share.
@@ -53,7 +56,8 @@ class Queue:
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
         self._weights = dict(tenant_weights or {})
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, Ticket] = {}  # the jobs that wait
+        self._begun: dict[int, Ticket] = {}  # jobs that run and have sequences left
         self._kinds = 0
         self._of_kind = [0] * KINDS
         self._bodies = QueuedBytes(waiting_bytes, capacity)
@@ -77,8 +81,20 @@ class Queue:
         self._add(ticket, retried=False)
 
     def requeue(self, ticket: Ticket) -> None:
-        """Add a job that lost its seat: before all others of its class, and without a new charge."""
+        """Add a job that lost its seats: before all others of its class, and without a new charge.
+
+        That holds for as many sequences as were charged; the others take turns.
+        """
         self._add(ticket, retried=True)
+
+    @property
+    def has_begun_jobs(self) -> bool:
+        """Whether jobs that run have sequences left."""
+        return bool(self._begun)
+
+    def begun(self) -> list[Ticket]:
+        """Return the jobs that run and have sequences left."""
+        return list(self._begun.values())
 
     @property
     def kinds(self) -> int:
@@ -91,31 +107,49 @@ class Queue:
         return bool(self._kinds & WIDE)
 
     def pop(self, fits: Callable[[Ticket], bool | None], kinds: int | None = None) -> Ticket | None:
-        """Remove and charge the first job of these kinds in fair order that fits; None if none does.
+        """Take and charge the first sequence in fair order whose job is of these kinds and fits.
+
+        Returns the job, which stays in the queue if it has more sequences; None if none fits.
 
         `fits` returns None for a job without a free seat, which is skipped, and False for a job that lacks
         only cache memory, which is passed at most eight times.
         """
-        tickets = self._tickets
+        tickets, begun = self._tickets, self._begun
         try:
-            handle = self._kernel.pop(lambda handle: fits(tickets[handle]), kinds=kinds)
+            handle = self._kernel.pop(lambda handle: fits(tickets.get(handle) or begun[handle]), kinds=kinds)
         except IndexError:
             return None
         return self._dequeued(handle)
 
     def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket]:
-        """Remove and charge up to `max_count` jobs in fair order, of `tokens` together at most; None: any.
+        """Take and charge up to `max_count` jobs in fair order, of `tokens` together at most; None: any.
 
         Equals that many calls of `pop`, for jobs that need only one seat and cache memory, in one call of the
-        kernel.
+        kernel. Every waiting job must be such a job.
         """
         handles = self._kernel.pop_many(max_count, UNBOUNDED_TOKENS if tokens is None else tokens)
         return [self._dequeued(handle) for handle in handles]
 
     def remove(self, ticket: Ticket) -> None:
-        """Remove a job without charging it."""
-        self._kernel.discard(ticket.handle)
-        self._forget(ticket)
+        """Remove a job, and its sequences that are left, without charging it."""
+        if self._kernel.discard(ticket.handle):
+            self._forget(ticket)
+
+    def restore(self, ticket: Ticket, begun: int) -> None:
+        """Add the sequences that are left of a job that runs; the first `begun` were charged."""
+        ticket.left, ticket.paid = max(0, ticket.job.turns - begun), max(1, begun)
+        if ticket.left:
+            self._push(ticket, ticket.left, begun=True)
+            self._begun[ticket.handle] = ticket
+
+    def take_rest(self, ticket: Ticket) -> None:
+        """Charge a job for all its sequences that are left, which run at once."""
+        if ticket.left:
+            self.remove(ticket)
+            unpaid = max(0, ticket.job.turns - ticket.paid) * ticket.share
+            self._kernel.charge(ticket.job.tenant, self._weighted(ticket.job.tenant, unpaid))
+            ticket.charged += unpaid
+            ticket.left, ticket.paid = 0, ticket.job.turns
 
     # Capacity ----------------------------------------------------------------------------------------
 
@@ -168,14 +202,14 @@ class Queue:
 
     def position(self, ticket: Ticket) -> int:
         """Return how many jobs leave before this one, under the fairness in force."""
-        return len(self._kernel.ahead(ticket.handle))
+        return len(set(self._kernel.ahead(ticket.handle)))
 
     def ahead(self, ticket: Ticket) -> list[JobSpec]:
-        """Return the jobs that leave before this one, in that order."""
+        """Return the jobs that leave before this one, in that order, each as often as it gets a turn."""
         return self._ahead(ticket.handle)
 
     def ahead_of_newcomer(self, tenant: str, priority: int) -> list[JobSpec]:
-        """Return the jobs that would leave before a job that arrived now, in that order."""
+        """Return the jobs that would leave before a job that arrived now; see `ahead`."""
         handle = self._kernel.push(tenant, priority=priority)
         ahead = self._ahead(handle)
         self._kernel.discard(handle)
@@ -189,7 +223,7 @@ class Queue:
         costs: dict[tuple[str | None, int], float] = {(None, priority): 1.0 for priority in range(CLASSES)}
         for ticket in self._tickets.values():
             job = ticket.job
-            costs[job.tenant, job.priority] = self._weighted(job.tenant, ticket.cost)
+            costs[job.tenant, job.priority] = self._weighted(job.tenant, ticket.share)
         newcomers = {
             self._kernel.push(_NO_TENANT - priority if tenant is None else tenant, cost, priority=priority): (
                 tenant,
@@ -198,50 +232,70 @@ class Queue:
             for (tenant, priority), each in costs.items()
             for cost in (each, 0.0)
         }
-        tickets: list[Ticket] = []
+        tickets: dict[Ticket, None] = {}  # each at its first turn
         ahead: dict[tuple[str | None, int], list[int]] = {pair: [] for pair in costs}
         for handle in self._kernel.ahead(None):
             if handle in newcomers:
                 ahead[newcomers[handle]].append(len(tickets))
-            else:
-                tickets.append(self._tickets[handle])
+            elif handle in self._tickets:
+                tickets[self._tickets[handle]] = None
         for handle in newcomers:
             self._kernel.discard(handle)
-        return QueueOrder(tickets, {pair: Newcomer(*both) for pair, both in ahead.items()})
+        return QueueOrder(list(tickets), {pair: Newcomer(*both) for pair, both in ahead.items()})
 
     def _ahead(self, handle: int) -> list[JobSpec]:
-        return [self._tickets[other].job for other in self._kernel.ahead(handle)]
+        tickets = self._tickets | self._begun
+        return [tickets[other].job for other in self._kernel.ahead(handle)]
 
     def _weighted(self, tenant: str, cost: float) -> float:
         # The kernel accepts finite costs only, and stops counting at this much.
         return min(cost / self._weights.get(tenant, 1.0), MOST_SERVICE)
 
     def _add(self, ticket: Ticket, *, retried: bool) -> None:
+        ticket.left = ticket.job.turns
+        self._push(ticket, min(max(1, ticket.paid), ticket.left) if retried else ticket.left, retried=retried)
+        self._tickets[ticket.handle] = ticket
+        self._bodies.add(ticket.job.body_bytes)
+
+    def _push(self, ticket: Ticket, count: int, *, retried: bool = False, begun: bool = False) -> None:
+        """Add a ticket's entry for so many of its sequences."""
         job = ticket.job
         ticket.handle = self._kernel.push(
             job.tenant,
-            self._weighted(job.tenant, ticket.cost),
+            self._weighted(job.tenant, ticket.share),
             priority=job.priority,
             size=ticket.tokens,
             kind=ticket.kind,
+            count=count,
             retried=retried,
+            begun=begun,
         )
-        self._tickets[ticket.handle] = ticket
         self._of_kind[ticket.kind] += 1
         self._kinds |= 1 << ticket.kind
-        self._bodies.add(job.body_bytes)
 
     def _dequeued(self, handle: int) -> Ticket:
-        ticket = self._tickets[handle]
-        self._forget(ticket)
-        # A requeued job was charged at its first grant.
-        ticket.charged = max(ticket.charged, ticket.cost)
+        """Record that a sequence of a job has been popped, and return the job."""
+        ticket = self._begun.get(handle)
+        if ticket is None:
+            ticket = self._begun[handle] = self._tickets.pop(handle)
+            self._bodies.remove(ticket.job.body_bytes)
+        ticket.left -= 1
+        if ticket.job.turns - ticket.left > ticket.paid:  # it was not charged at an earlier node
+            ticket.charged += ticket.share
+            ticket.paid += 1
+        if handle not in self._kernel:
+            self._forget(ticket)
+            if ticket.left:  # a requeued job: its other sequences take turns
+                self._push(ticket, ticket.left, begun=True)
+                self._begun[ticket.handle] = ticket
         return ticket
 
     def _forget(self, ticket: Ticket) -> None:
-        """Drop a ticket after its entry has left the kernel."""
-        del self._tickets[ticket.handle]
+        """Drop a ticket's entry, which has left the kernel."""
+        if self._tickets.pop(ticket.handle, None) is not None:
+            self._bodies.remove(ticket.job.body_bytes)
+        else:
+            del self._begun[ticket.handle]
         self._of_kind[ticket.kind] -= 1
         if not self._of_kind[ticket.kind]:
             self._kinds &= ~(1 << ticket.kind)
-        self._bodies.remove(ticket.job.body_bytes)

@@ -14,6 +14,7 @@ from fairlead.base.errors import FairleadError, ModelNotFound, NodesFull, NoOthe
 from fairlead.nodes.limits import NodeLimits
 from fairlead.router.dispatch.admission import JobAdmission, full_error, shutting_down
 from fairlead.router.dispatch.effects import Effects, NodeCounts, PausedModel, SchedulerStatistics
+from fairlead.router.dispatch.held_sequences import ALL_AT_ONCE, HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_pool import NodePool
 from fairlead.router.dispatch.node_state import NodeState
@@ -77,13 +78,16 @@ class Scheduler:
         self._tickets.enqueue(ticket)
         self._pump()
 
-    def restore(self, ticket: Ticket, node_id: str, *, seats: int = 1, charged: float = 0.0) -> None:
+    def restore(
+        self, ticket: Ticket, node_id: str, held: HeldSequences = ALL_AT_ONCE, *, charged: float = 0.0
+    ) -> None:
         """Give a new job the seats that it holds already, from an earlier scheduler that has charged for it.
 
         The node may be down; its seats are counted when it comes up. The charge is part of the tenant's
-        counter (`restore_counters`), and at least the job's expected cost.
+        counter (`restore_counters`), and at least the expected cost of the sequences that have begun. The
+        others wait for their turns.
         """
-        self._tickets.restore(ticket, node_id, seats=seats, charged=charged)
+        self._tickets.restore(ticket, node_id, held, charged=charged)
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
         """Raise the counters of tenants above that of a new tenant, as an earlier scheduler reported them."""
@@ -100,6 +104,11 @@ class Scheduler:
             self._tickets.left_node(ticket, node)
         self._pump()
         self._swaps.report_idle(node)
+
+    def sequence_ended(self, ticket: Ticket, index: int) -> None:
+        """Free the seat of a sequence that has ended before its job."""
+        self._tickets.sequence_ended(ticket, index)
+        self._pump()
 
     def first_delta(self, ticket: Ticket) -> None:
         """Record that a job's answer has begun; its deadline does not apply any more."""
@@ -220,7 +229,7 @@ class Scheduler:
     def expired(self, node_id: str, used: int) -> None:
         """Unload a node's idle models after their time to live, unless it was `used` meanwhile."""
         node = self._nodes.get(node_id)
-        if node is not None and node.used == used and not node.busy:
+        if node is not None and node.used == used and not node.jobs:
             self._nodes.leave(node)
             self._pump()
 

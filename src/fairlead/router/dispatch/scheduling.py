@@ -15,6 +15,7 @@ from fairlead.base.config import QueueConfig
 from fairlead.base.errors import FairleadError, NodesFull, QueueFull
 from fairlead.nodes.limits import NodeLimits
 from fairlead.router.dispatch.effects import Effects, NodeCounts, PausedModel, SchedulerStatistics
+from fairlead.router.dispatch.held_sequences import ALL_AT_ONCE, HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.tenant_counters import TenantCounters
@@ -29,7 +30,9 @@ class JobEvents(Protocol):
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
         """Grant, queue or refuse a new job now. With `too_long`, refuse it with that rather than queue it."""
 
-    def restore(self, ticket: Ticket, node_id: str, *, seats: int = 1, charged: float = 0.0) -> None:
+    def restore(
+        self, ticket: Ticket, node_id: str, held: HeldSequences = ALL_AT_ONCE, *, charged: float = 0.0
+    ) -> None:
         """Give a new job the seats that it holds already, without an effect. The node may come up later.
 
         An earlier scheduler has charged this much for it, which is in the tenant's counter.
@@ -37,6 +40,9 @@ class JobEvents(Protocol):
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
         """Record how much more service than a new tenant others have received, from an earlier scheduler."""
+
+    def sequence_ended(self, ticket: Ticket, index: int) -> None:
+        """Record that a sequence has ended, and gives its seat back before its job ends."""
 
     def first_delta(self, ticket: Ticket) -> None:
         """Record that a job's answer has begun."""

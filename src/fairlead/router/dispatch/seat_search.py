@@ -32,7 +32,7 @@ class SeatSearch:
 
     def fits(self, ticket: Ticket) -> bool | None:
         """Return what `NodePool.fits` does. Raise `LacksSeats` for the first of a kind that lacks seats."""
-        if ticket.job.seats == 1:
+        if ticket.job.seats == 1 or ticket.node is not None:
             return self._nodes.fits(ticket)
         if ticket in self.passed or self._nodes.kind(ticket.job) in self._short:
             return None

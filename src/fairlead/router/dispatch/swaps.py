@@ -163,7 +163,7 @@ class Swaps:
 
     def report_idle(self, node: NodeState | None) -> None:
         """Report a node that has become idle, if its models can be loaded again."""
-        if node is None or node.busy or node.leaving or not self._nodes.is_current(node):
+        if node is None or node.jobs or node.leaving or not self._nodes.is_current(node):
             return
         if node.limits.evictable and any(map(self.is_loadable, node.models)):
             self._effects.models.idle(node.id, node.models, node.used)
@@ -194,7 +194,7 @@ class Swaps:
             return
         if evict and self._only_if_free(model):
             return
-        if any(node.busy for node in evicted):
+        if any(node.jobs for node in evicted):
             for node in evicted:
                 node.draining = model in self._starved
             return
@@ -225,7 +225,7 @@ class Swaps:
 
     def _running(self, target: str) -> list[str]:
         """Return stopping models, then loaded ones, idle and least recently used first, then loading ones."""
-        by_use = sorted(self._nodes.local(), key=lambda node: (node.busy > 0, node.used))
+        by_use = sorted(self._nodes.local(), key=lambda node: (node.jobs > 0, node.used))
         loaded = (model for node in by_use for model in node.models)
         running = dict.fromkeys([*sorted(self._stopping), *loaded, *sorted(self._loading)])
         running.pop(target, None)

@@ -35,17 +35,48 @@ TRANSITIONS: dict[TicketState, tuple[TicketState, ...]] = {
 }
 
 
-class Ticket:
-    """A job in the scheduler. Only the scheduler writes to it: `handle` and `charged` in its queue, `node`
-    and `seats` in its node pool.
+class Run:
+    """What holds seats: one sequence of a job, or all of them on a node that does not start them one by one.
 
-    `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
-    of a node's KV cache. `kind` is the number of its `JobKind`. `attempts` counts grants. `has_begun`: its
-    first delta has arrived. `late` is the error of its deadline, once that has passed. `failed_at`: where it
-    failed last. `unsuited`: nodes that refused it because of their set-up. `needs_local_node`: no remote
-    server can run it, or all of them are unsuited. `is_trial`: it tries whether a full node has room.
-    `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it have got seats that it waits
-    for, while it was the first of its kind and did not fit.
+    ticket: the job.
+    index: the sequence's number in the job; 0: the first, or all.
+    is_whole: it is all of them.
+    seats: how many it holds.
+    tokens: the expected use of the node's KV cache.
+    """
+
+    __slots__ = ("index", "is_whole", "seats", "ticket", "tokens")
+
+    def __init__(self, ticket: "Ticket", index: int, *, is_whole: bool, seats: int, tokens: int) -> None:
+        self.ticket = ticket
+        self.index = index
+        self.is_whole = is_whole
+        self.seats = seats
+        self.tokens = tokens
+
+
+class Ticket:
+    """A job in the scheduler. Only the scheduler writes to it: `handle`, `left`, `paid` and `charged` in its
+    queue, `node` and `runs` in its node pool.
+
+    job: the job.
+    cost: the estimate that fairness charges at the grants, in weighted tokens, for all its sequences.
+    tokens: the expected use of a node's KV cache, by all its sequences.
+    left: how many of its sequences have had no seat yet at its node.
+    paid: how many sequences were charged, also at earlier nodes.
+    charged: what was charged for the job.
+    node: where it runs; None: it waits.
+    runs: by index, what holds seats there.
+    kind: the number of its `JobKind`.
+    attempts: how often it has begun at a node.
+    has_begun: its first delta has arrived.
+    late: the error of its deadline, once that has passed.
+    failed_at: where it failed last.
+    unsuited: nodes that refused it because of their set-up.
+    needs_local_node: no remote server can run it, or all of them are unsuited.
+    is_trial: it tries whether a full node has room.
+    overtaken: how many jobs behind it have got seats that it waits for, while it was the first of its kind
+        and did not fit.
     """
 
     __slots__ = (
@@ -60,10 +91,12 @@ class Ticket:
         "job",
         "kind",
         "late",
+        "left",
         "needs_local_node",
         "node",
         "overtaken",
-        "seats",
+        "paid",
+        "runs",
         "starved",
         "tokens",
         "unsuited",
@@ -80,7 +113,9 @@ class Ticket:
         self.unsuited: tuple[NodeState, ...] = ()
         self.needs_local_node = job.needs_local_node
         self.is_trial = False
-        self.seats = 0
+        self.left = job.turns
+        self.paid = 0
+        self.runs: dict[int, Run] = {}
         self.overtaken = 0
         self.attempts = 0
         self.charged = 0.0
@@ -93,6 +128,16 @@ class Ticket:
     def state(self) -> TicketState:
         """Its state, which `become` changes."""
         return self._state
+
+    @property
+    def seats(self) -> int:
+        """How many seats it holds at `node`."""
+        return sum(run.seats for run in self.runs.values())
+
+    @property
+    def share(self) -> float:
+        """What one of its sequences is charged."""
+        return self.cost / self.job.turns
 
     def become(self, state: TicketState) -> None:
         """Change to `state`. Raises AssertionError for a transition not in the table, which is a bug."""

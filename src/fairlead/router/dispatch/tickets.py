@@ -6,6 +6,7 @@ Pure. Does not decide when: the scheduler calls a method for each event.
 from fairlead.base.errors import Displaced, FairleadError, QueueFull
 from fairlead.router.dispatch.effects import Effects, PausedModel
 from fairlead.router.dispatch.fullness import FORGOTTEN_S, FullModel
+from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_groups import WIDE
 from fairlead.router.dispatch.node_pool import NodePool
@@ -57,12 +58,14 @@ class Tickets:
             self._queue.push(ticket)
         self._swaps.job_queued(ticket)
 
-    def restore(self, ticket: Ticket, node_id: str, *, seats: int, charged: float) -> None:
+    def restore(self, ticket: Ticket, node_id: str, held: HeldSequences, *, charged: float) -> None:
         """Give a new job the seats that it holds already; its tenant was charged this much for it."""
         ticket.become(TicketState.GRANTED)
         ticket.attempts += 1
-        self._nodes.restore(ticket, node_id, seats)
-        ticket.charged = max(ticket.cost, charged)
+        ticket.kind = self._nodes.kind(ticket.job).number
+        self._nodes.restore(ticket, node_id, held.seats, held.running)
+        self._queue.restore(ticket, ticket.job.turns if held.begun is None else held.begun)
+        ticket.charged = max(ticket.paid * ticket.share, charged)
 
     def grant_seats(self) -> None:
         """Grant free seats to waiting jobs that fit them, in fair order."""
@@ -74,17 +77,43 @@ class Tickets:
             if not tickets:
                 break
             for ticket in tickets:
-                self._left_queue(ticket)
-                self._nodes.assign(ticket)
-                ticket.become(TicketState.GRANTED)
-                ticket.attempts += 1
-                ticket.overtaken = 0
-                self._begin_trial(ticket)
-                if search is not None:
-                    search.count(ticket)
-                self._effects.grant(ticket)
+                self._grant(ticket, search)
             if self._nodes.held:
                 self._nodes.end_holds()
+        if self._queue.has_begun_jobs:
+            self._finish_closing_nodes()
+
+    def _grant(self, ticket: Ticket, search: SeatSearch | None = None) -> None:
+        """Give a job that was taken from the queue a seat for a sequence, or all its seats."""
+        if ticket.node is not None:
+            index = ticket.job.turns - ticket.left - 1
+            self._nodes.begin(ticket, index)
+            if search is not None:
+                search.count(ticket)
+            self._effects.start(ticket, index)
+            return
+        self._left_queue(ticket)
+        node = self._nodes.assign(ticket)
+        ticket.become(TicketState.GRANTED)
+        ticket.attempts += 1
+        ticket.overtaken = 0
+        self._begin_trial(ticket)
+        if not node.limits.by_sequence:
+            self._queue.take_rest(ticket)
+        if search is not None:
+            search.count(ticket)
+        self._effects.grant(ticket)
+
+    def _finish_closing_nodes(self) -> None:
+        """Grant seats of nodes that get no new jobs to those that they have."""
+        closing = {ticket.node for ticket in self._queue.begun() if ticket.node is not None}
+        for node in [node for node in closing if node.leaving or node.draining]:
+
+            def fits(ticket: Ticket, node: NodeState = node) -> bool | None:
+                return self._nodes.fits(ticket) if ticket.node is node else None
+
+            while (ticket := self._queue.pop(fits)) is not None:
+                self._grant(ticket)
 
     def rejected(self, ticket: Ticket, named_s: float | None, *, is_limit: bool) -> None:
         """Pause a model of the job's node, which has rejected it as full."""
@@ -144,8 +173,14 @@ class Tickets:
         for tenant, pause_s in begun:
             self._effects.pause(PausedModel(ticket.node.id, ticket.job.model, tenant), pause_s)
 
+    def sequence_ended(self, ticket: Ticket, index: int) -> None:
+        """Free the seat of a sequence that has ended."""
+        if (run := ticket.runs.get(index)) is not None:
+            self._nodes.end(run)
+
     def requeue(self, ticket: Ticket) -> NodeState:
-        """Queue a job again that must leave its seat, unless its deadline has passed; return its node."""
+        """Queue a job again that must leave its seats, unless its deadline has passed; return its node."""
+        self._queue.remove(ticket)
         node = self._nodes.release(ticket)
         if ticket.late is None or ticket.has_begun:
             self.enqueue(ticket)
@@ -160,6 +195,7 @@ class Tickets:
         if ticket.state is TicketState.QUEUED:
             self._dequeue(ticket)
         elif ticket.state is TicketState.GRANTED:
+            self._queue.remove(ticket)
             node = self._nodes.release(ticket)
         self._queue.refund(ticket, down_to=cost)
         if ticket.state is not TicketState.DONE:
@@ -193,7 +229,7 @@ class Tickets:
 
     def _next(self, kinds: int) -> list[Ticket]:
         """Dequeue the next job of these kinds that fits a free seat, or several if any seat suits each."""
-        node = self._nodes.with_several_seats()
+        node = None if self._queue.has_begun_jobs else self._nodes.with_several_seats()
         if node is not None and self._swaps.requests_only(node.models):
             return self._queue.pop_many(node.free, node.tokens_left)
         ticket = self._queue.pop(self._nodes.fits, kinds)

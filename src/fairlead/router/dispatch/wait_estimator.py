@@ -27,7 +27,7 @@ from fairlead.router.dispatch.estimates import (
 from fairlead.router.dispatch.job_spec import REQUEST_TOKENS, JobSpec
 from fairlead.router.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.router.dispatch.scheduling import SchedulerQueries
-from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.dispatch.ticket import Run, Ticket
 from fairlead.router.dispatch.wait_survey import ModelWaits, SurveyedJob, SurveyedSeat, WaitSurvey, sampled
 from fairlead.router.dispatch.waiter import Waiter
 
@@ -81,7 +81,8 @@ class WaitEstimator:
         self.mean = MeanEstimate()
         self._quantile = QuantileEstimate() if queue.estimate == "quantile" else None
         self._predictions: dict[Ticket, QuantilePrediction] = {}  # as of each queued job's arrival
-        self._running: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
+        # When each sequence that runs was granted its seat, and the waiter of its job; the oldest first.
+        self._running: dict[Run, tuple[float, Waiter]] = {}
         self._refusal_estimates: dict[str, tuple[float, WaitEstimate]] = {}  # by model: when made, and what
         self._survey: WaitSurvey | None = None
         # Of the survey, by model, place in its sample, and number of seats.
@@ -98,16 +99,18 @@ class WaitEstimator:
         return Ticket(job, cost=self._cost(job, generated), tokens=tokens)
 
     def granted(self, waiter: Waiter) -> float:
-        """Record that a job has got a seat; return the time."""
+        """Record that the job's latest sequences have got seats; return the time."""
         now = trio.current_time()
-        self._running[waiter.ticket] = now, waiter
+        for run in waiter.ticket.runs.values():
+            self._running.setdefault(run, (now, waiter))
         if self._survey is not None:
             self._survey.granted()
         return now
 
     def requeued(self, waiter: Waiter) -> None:
-        """Record that a job has lost its seat, and will wait for another."""
-        del self._running[waiter.ticket]
+        """Record that a job has lost its seats, and will wait for others."""
+        for run in waiter.ticket.runs.values():
+            del self._running[run]
 
     def waited(self, ticket: Ticket, waited_s: float) -> None:
         """Record how long a job waited for its first seat."""
@@ -118,19 +121,28 @@ class WaitEstimator:
 
     def ended(self, waiter: Waiter) -> None:
         """Record that a job has ended, with a seat or without."""
-        self._predictions.pop(waiter.ticket, None)
-        if (entry := self._running.pop(waiter.ticket, None)) is None:
+        ticket = waiter.ticket
+        self._predictions.pop(ticket, None)
+        if not ticket.attempts:
             return
-        ticket, service_s = waiter.ticket, trio.current_time() - entry[0]
-        job = ticket.job
-        self.mean.finished(service_s)
         generated = waiter.generated()
-        longest = generated // job.sequences
-        if generated:
-            self._lengths.observe(job.tenant, job.model, longest)
+        if generated and ticket.node is not None:
+            job = ticket.job
+            self._lengths.observe(job.tenant, job.model, generated // job.sequences)
+        for index in list(ticket.runs):
+            self.sequence_ended(waiter, index)
+
+    def sequence_ended(self, waiter: Waiter, index: int) -> None:
+        """Record that a sequence of a job, or all, is about to give its seats back."""
+        ticket = waiter.ticket
+        run = ticket.runs.get(index)
+        if run is None or (entry := self._running.pop(run, None)) is None:
+            return
+        service_s = trio.current_time() - entry[0]
+        self.mean.finished(service_s)
         # A request without tokens that was refused at once says nothing of how long others take.
-        if self._quantile is not None and (ticket.has_begun or not job.has_no_tokens):
-            self._quantile.finished(_size(job, longest, ticket.seats), service_s)
+        if self._quantile is not None and (ticket.has_begun or not ticket.job.has_no_tokens):
+            self._quantile.finished(_size_of_run(run, _tokens_of_each(waiter)), service_s)
 
     def cost(self, waiter: Waiter) -> float:
         """Return what a job has cost until now; 0 before its first delta."""
@@ -145,8 +157,8 @@ class WaitEstimator:
         return self._weights.cost(job.prompt_tokens, generated)
 
     def running(self) -> Iterator[Waiter]:
-        """Iterate over the jobs that have a seat, in the order in which they got it."""
-        return (waiter for _, waiter in self._running.values())
+        """Iterate over the jobs that have seats, in the order in which they got their oldest one."""
+        return iter(dict.fromkeys(waiter for _, waiter in self._running.values()))
 
     # Estimates ---------------------------------------------------------------------------------------
 
@@ -176,7 +188,7 @@ class WaitEstimator:
                 model, self._scheduler.position(ticket), jobs_ahead, seats, arriving=arriving
             )
         listed = self._scheduler.jobs_ahead(ticket)  # a prediction needs them all, so they are looked up once
-        return self._estimate(model, len(listed), lambda: listed, seats, arriving=arriving)
+        return self._estimate(model, len(_distinct(listed)), lambda: listed, seats, arriving=arriving)
 
     def for_newcomer(self, model: str, tenant: str, priority: int, seats: int = 1) -> WaitEstimate:
         """Return the estimate for a job of this tenant and class, with so many seats, if it arrived now."""
@@ -193,7 +205,7 @@ class WaitEstimator:
         if (survey := self._surveyed()) is not None:
             return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority), seats)
         ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority, seats) or []
-        return self._estimate(model, len(ahead), lambda: ahead, seats)
+        return self._estimate(model, len(_distinct(ahead)), lambda: ahead, seats)
 
     def behind_all(self, model: str) -> Backlog:
         """Return how many jobs wait for the model, and the estimated wait of one that came after all of them.
@@ -252,36 +264,35 @@ class WaitEstimator:
 
         model: the name of its model.
         ahead: how many jobs leave before it, some of which wait for other seats.
-        jobs_ahead: returns these jobs; called only if their number is not enough.
+        jobs_ahead: returns these jobs, each as often as it gets a turn before; called only if their number is
+            not enough.
         seats: how many it takes on a node that has as many.
         arriving: the ticket with which a prediction is kept, to be compared with the actual wait.
         """
         now = trio.current_time()
         awaited = AwaitedSeats(model, self._scheduler.nodes())
         position = ahead + 1
-        needed = awaited.of(seats)
+        needed = awaited.needed_for(seats)
         if not awaited.are_awaited_by_all:
             competing = [job for job in jobs_ahead() if awaited.are_awaited_by(job.model)]
-            ahead, jobs_ahead = len(competing), lambda: competing
+            ahead, jobs_ahead = len(_distinct(competing)), lambda: competing
         running = [
-            (ticket.seats, *entry)
-            for ticket, entry in self._running.items()
-            if ticket.node is not None and awaited.include(ticket.node.id)
+            (run, *entry)
+            for run, entry in self._running.items()
+            if run.ticket.node is not None and awaited.include(run.ticket.node.id)
         ]
         if self._quantile is None:
             if self._scheduler.has_wide_jobs():
-                ahead = sum(awaited.of(job.seats) for job in jobs_ahead())
-            running_s = [now - since for held, since, _ in running for _ in range(held)]
+                ahead = sum(size.seats for size in self._sizes_ahead(awaited, jobs_ahead()))
+            running_s = [now - since for run, since, _ in running for _ in range(run.seats)]
             wait_s = self.mean.wait_s(ahead=ahead + needed - 1, seats=awaited.seats, running_s=running_s)
             return WaitEstimate(position, max(1, wait_s))
         prediction = self._quantile.predict(
-            ahead=[
-                _size(job, self._output_tokens(job), min(job.seats, awaited.most)) for job in jobs_ahead()
-            ],
+            ahead=self._sizes_ahead(awaited, jobs_ahead()),
             running=[
                 seat
-                for held, since, waiter in running
-                for seat in [self._running_job(waiter, now - since)] * held
+                for run, since, waiter in running
+                for seat in [self._running_job(run, waiter, now - since)] * run.seats
             ],
             seats=awaited.seats,
             needed=needed,
@@ -292,13 +303,19 @@ class WaitEstimator:
             position, max(1, math.ceil(prediction.wait_s)), max(1, math.ceil(prediction.p90_s))
         )
 
+    def _sizes_ahead(self, awaited: AwaitedSeats, jobs: Sequence[JobSpec]) -> list[JobSize]:
+        """Return the sizes of what takes seats before a job: each sequence, or whole jobs."""
+        if awaited.by_sequence:
+            return [_size_of_turn(job, self._output_tokens(job)) for job in jobs]
+        return [_size(job, self._output_tokens(job), min(job.seats, awaited.most)) for job in _distinct(jobs)]
+
     def _estimate_from(
         self, survey: WaitSurvey, model: str, index: int, seats: int = 1, *, arriving: Ticket | None = None
     ) -> WaitEstimate:
         """Return the estimate for a job with `index` others before it; see `_estimate`."""
         waits = survey.waits(model)
         awaited = waits.awaited
-        needed = 1 if seats == 1 else awaited.of(seats)
+        needed = 1 if seats == 1 else awaited.needed_for(seats)
         if self._quantile is None:
             ahead, _ = waits.ahead_of(index)
             ahead += needed - 1
@@ -343,9 +360,12 @@ class WaitEstimator:
             for job in jobs
         ]
         running = [
-            (ticket.seats, SurveyedSeat(ticket.node.id, now - since, self._remaining_s(waiter, now - since)))
-            for ticket, (since, waiter) in self._running.items()
-            if ticket.node is not None
+            (
+                run.seats,
+                SurveyedSeat(run.ticket.node.id, now - since, self._remaining_s(run, waiter, now - since)),
+            )
+            for run, (since, waiter) in self._running.items()
+            if run.ticket.node is not None
         ]
         taken = [seat for held, seat in running for _ in range(held)]
 
@@ -354,11 +374,11 @@ class WaitEstimator:
 
         return WaitSurvey(now, order, len(running), waits_for)
 
-    def _remaining_s(self, waiter: Waiter, running_s: float) -> float:
-        """Return how long a running job will probably hold its seat; 0 if it is not predicted."""
+    def _remaining_s(self, run: Run, waiter: Waiter, running_s: float) -> float:
+        """Return how long its seats will probably be held; 0 if it is not predicted."""
         if self._quantile is None:
             return 0.0
-        return self._quantile.remaining_s(self._running_job(waiter, running_s))
+        return self._quantile.remaining_s(self._running_job(run, waiter, running_s))
 
     def _service_s(self, job: JobSpec, seats: int) -> float:
         """Return how long a waiting job will probably hold so many seats; 0 if it is not predicted."""
@@ -371,11 +391,11 @@ class WaitEstimator:
         """Return the predicted output tokens of each of the job's sequences."""
         return self._lengths.predict(job.tenant, job.model, so_far=so_far, max_tokens=job.max_tokens)
 
-    def _running_job(self, waiter: Waiter, running_s: float) -> RunningJob:
-        job, seats = waiter.ticket.job, waiter.ticket.seats
-        so_far = waiter.generated() // job.sequences
-        size = _size(job, self._output_tokens(job, so_far), seats)
-        return RunningJob(size, running_s, so_far * _in_turn(job, seats))
+    def _running_job(self, run: Run, waiter: Waiter, running_s: float) -> RunningJob:
+        so_far = _tokens_of_each(waiter)
+        size = _size_of_run(run, self._output_tokens(run.ticket.job, so_far))
+        in_turn = _in_turn(run.ticket.job, run.seats) if run.is_whole else 1
+        return RunningJob(size, running_s, so_far * in_turn)
 
 
 def _at_least(estimate: WaitEstimate, wait_s: float) -> WaitEstimate:
@@ -385,6 +405,32 @@ def _at_least(estimate: WaitEstimate, wait_s: float) -> WaitEstimate:
         return estimate
     p90_s = estimate.estimated_wait_p90_s
     return WaitEstimate(estimate.position, least, None if p90_s is None else max(least, p90_s))
+
+
+def _distinct(jobs: Sequence[JobSpec]) -> list[JobSpec]:
+    """Return each of the jobs once, in order."""
+    return list({id(job): job for job in jobs}.values())
+
+
+def _tokens_of_each(waiter: Waiter) -> int:
+    """Return how many tokens each of the job's sequences that have begun has generated, on average."""
+    job = waiter.ticket.job
+    begun = job.sequences if job.is_embedding else max(1, job.turns - waiter.ticket.left)
+    return waiter.generated() // begun
+
+
+def _size_of_run(run: Run, output_tokens: float) -> JobSize:
+    """Return the size of a sequence that runs, or of a whole job."""
+    if run.is_whole:
+        return _size(run.ticket.job, output_tokens, run.seats)
+    return _size_of_turn(run.ticket.job, output_tokens)
+
+
+def _size_of_turn(job: JobSpec, output_tokens: float) -> JobSize:
+    """Return the size of one of the job's sequences, which share the computation of their prompts."""
+    if job.has_no_tokens:
+        return JobSize(0, 0.0, 1, job.model)
+    return JobSize(job.prompt_tokens // job.turns, output_tokens)
 
 
 def _in_turn(job: JobSpec, seats: int) -> int:

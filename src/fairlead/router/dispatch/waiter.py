@@ -1,6 +1,7 @@
 """A job in the dispatcher, from its arrival to its end: of a task in this process, or of another process."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Annotated, Literal, NamedTuple
 
@@ -9,7 +10,9 @@ from msgspec import Meta
 
 from fairlead.base.errors import FairleadError
 from fairlead.base.grant import Grant
+from fairlead.base.sequence_seats import SequenceSeats
 from fairlead.router.dispatch.estimates import WaitEstimate
+from fairlead.router.dispatch.held_sequences import ALL_AT_ONCE, HeldSequences
 from fairlead.router.dispatch.ticket import Ticket
 from fairlead.router.dispatch.timer import Alarm
 
@@ -38,16 +41,18 @@ class HeldSeat(NamedTuple):
     grant: that of the seat; None: the node needs none.
     waited_s: how long the job waited for its first seat.
     has_begun: whether the first delta of its answer has arrived.
+    sequences: which of its sequences run there.
     """
 
     node_id: str
     grant: Grant | None
     waited_s: Seconds
     has_begun: bool
+    sequences: HeldSequences = ALL_AT_ONCE
 
 
 class Waiter:
-    """A job that was submitted. The dispatcher calls `granted`, `refused` and `stopped`, synchronously.
+    """A job that was submitted, to which the dispatcher reports what happens, synchronously.
 
     `arrived_at` and `deadline` are by Trio's clock; the deadline is that of its wait, infinite once it has
     passed. `alarm`: the next event of its wait. `waited_s` is the wait for the first seat, None before it.
@@ -75,6 +80,10 @@ class Waiter:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
         raise NotImplementedError
 
+    def started(self, index: int, grant: Grant) -> None:
+        """Receive a seat for another sequence, at the same node."""
+        raise NotImplementedError
+
     def refused(self, error: FairleadError) -> None:
         """Receive the error because of which there will be no seat (again)."""
         raise NotImplementedError
@@ -87,16 +96,32 @@ class Waiter:
 class WaitingTask(Waiter):
     """A job of a task in this process: a grant or an error wakes it, and an error may stop it later.
 
-    `count_generated` returns the number of tokens so far.
+    ticket: the job's.
+    sequence_ended: called with the index of each sequence that ends before its job.
+
+    `count_generated` returns the number of tokens so far. `seats` are those of its sequences at its present
+    node.
     """
 
-    __slots__ = ("count_generated", "event", "scope")
+    __slots__ = ("_sequence_ended", "count_generated", "event", "scope", "seats")
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        sequence_ended: Callable[["WaitingTask", int], None] = lambda _waiter, _index: None,
+    ) -> None:
         super().__init__(ticket)
+        self._sequence_ended = sequence_ended
+        self.seats = SequenceSeats(partial(sequence_ended, self))
         self.event = trio.Event()
         self.scope = trio.CancelScope()
         self.count_generated: Callable[[], int] = int  # none yet
+
+    def wait_again(self) -> None:
+        """Prepare for the wait for other seats; the present ones are lost."""
+        self.seats.close()
+        self.seats = SequenceSeats(partial(self._sequence_ended, self))
+        self.event = trio.Event()
 
     async def wait(self) -> str:
         """Wait for a seat; return the id of its node or raise the error. No checkpoint if it is there."""
@@ -113,7 +138,13 @@ class WaitingTask(Waiter):
 
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
+        assert self.grant is not None
+        self.seats.grant(0, self.grant)
         self.event.set()
+
+    def started(self, index: int, grant: Grant) -> None:
+        """Receive a seat for another sequence, at the same node."""
+        self.seats.grant(index, grant)
 
     def refused(self, _error: FairleadError) -> None:
         """Receive the error because of which there will be no seat (again)."""
