@@ -103,6 +103,9 @@ class SimulatedJob(Waiter):
     def started(self, _index: int, _grant: Grant) -> None:
         """See `Waiter`."""
 
+    def paused(self, _index: int, *, is_paused: bool) -> None:
+        """See `Waiter`."""
+
     def refused(self, _error: FairleadError) -> None:
         """See `Waiter`."""
         self.fleet.ended.append(self)

@@ -125,6 +125,8 @@ class SimulatedServer:
         """Never called: the node runs all sequences of a request at once."""
         raise NotImplementedError
 
+    suspend = resume = start
+
     def grant(self, ticket: Ticket) -> None:
         """Start the request; it ends after its service time."""
         request = self._requests[ticket]

@@ -157,6 +157,8 @@ class SchedulerServer:
         """Never called: the node runs all sequences of a request at once."""
         raise NotImplementedError
 
+    suspend = resume = start
+
     def grant(self, ticket: Ticket) -> None:
         """See `Effects`."""
         self._granted(self._requests[ticket])

@@ -101,6 +101,36 @@ async def lower_class_gets_its_minimum_share(server: Served) -> None:
     assert served.index("B") <= 2, served
 
 
+async def wait_beside_long_answers(server: Served, pause_s: float, **fields: object) -> float:
+    """Return how long a short answer takes that arrives so long after two long ones of another user."""
+    for _ in range(2):
+        server.complete(tokens=LONG_TOKENS, user="A")
+    await trio.sleep(pause_s)
+    short = server.complete(tokens=2, user="B", **fields)
+    assert (await short.done()).status == 200, short
+    return short.took_s
+
+
+@setting("queue.suspension", {"queue": {"suspension": False}, "models": {"m": {"slots": 2}}})
+async def running_answers_do_not_pause_for_others(server: Served) -> None:
+    assert await wait_beside_long_answers(server, 1.5) > 3
+
+
+@setting("queue.quantum", {"queue": {"quantum": 3}, "models": {"m": {"slots": 2}}})
+async def answer_runs_for_a_quantum_before_it_pauses(server: Served) -> None:
+    assert 2 < await wait_beside_long_answers(server, 0.3) < 4
+
+
+@setting("queue.quantumTokens", {"queue": {"quantum": 8, "quantumTokens": 4}, "models": {"m": {"slots": 2}}})
+async def answer_runs_for_some_tokens_before_it_pauses(server: Served) -> None:
+    assert await wait_beside_long_answers(server, 0.3) < 2.9
+
+
+@setting("queue.preempt", {"queue": {"preempt": ["high"]}})
+async def answers_of_lower_classes_pause_for_a_class_that_preempts(server: Served) -> None:
+    assert await wait_beside_long_answers(server, 1.5, headers={"X-Priority": "high"}) < 2
+
+
 @setting("queue.promptWeight", {"queue": {"fairness": "tokens", "promptWeight": 0}})
 async def prompt_tokens_with_weight_0_cost_nothing(server: Served) -> None:
     long_prompt, long_answer = {"prompt": random_text(60), "tokens": 4}, {"tokens": 40}

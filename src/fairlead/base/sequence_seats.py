@@ -16,6 +16,12 @@ class SequenceRunner(Protocol):
     def start(self, index: int, grant: Grant) -> None:
         """Start a sequence, which has a seat now. Raises a `FairleadError` if it cannot."""
 
+    def suspend(self, index: int) -> None:
+        """Pause a sequence, whose seat another one has now."""
+
+    def resume(self, index: int) -> None:
+        """Let a suspended sequence go on, which has a seat again."""
+
     def failed(self, error: FairleadError) -> None:
         """End the job with this error."""
 
@@ -25,12 +31,14 @@ class SequenceSeats:
 
     `on_end` is called with the index of each sequence that gives its seat back before the job ends.
 
-    grants: by index, the grant of each sequence that has a seat.
+    grants: by index, the grant of each sequence that has begun and not ended.
+    suspended: the indexes of those of them that have no seat now.
     begun: how many have had one, in the order of their indexes.
     """
 
     def __init__(self, on_end: Callable[[int], None] = lambda _index: None) -> None:
         self.grants: dict[int, Grant] = {}
+        self.suspended: set[int] = set()
         self.begun = 0
         self._on_end = on_end
         self._runner: SequenceRunner | None = None
@@ -48,14 +56,28 @@ class SequenceSeats:
             except FairleadError as error:
                 self._runner.failed(error)  # whoever granted the seat is not to blame
 
+    def pause(self, index: int, *, is_paused: bool) -> None:
+        """Suspend a sequence, or let it go on; one that has ended or not begun is ignored."""
+        if index not in self.grants or (index in self.suspended) == is_paused:
+            return
+        if is_paused:
+            self.suspended.add(index)
+        else:
+            self.suspended.discard(index)
+        if self._runner is not None:
+            (self._runner.suspend if is_paused else self._runner.resume)(index)
+
     def follow(self, runner: SequenceRunner) -> None:
         """Tell the runner which sequences have seats, now and from now on. Raises what `start` raises now."""
         self._runner = runner
         for index, grant in list(self.grants.items()):
             runner.start(index, grant)
+            if index in self.suspended:
+                runner.suspend(index)
 
     def end(self, index: int) -> None:
         """Give the seat of a sequence back that has ended."""
+        self.suspended.discard(index)
         if self.grants.pop(index, None) is not None and not self._is_closed:
             self._on_end(index)
 

@@ -104,6 +104,8 @@ class RecordedEffects:
     def __init__(self) -> None:
         self.granted: list[Ticket] = []
         self.started: list[tuple[Ticket, int]] = []  # further sequences
+        self.paused: list[tuple[Ticket, int]] = []  # suspended sequences
+        self.suspensions = 0
         self.all_started: list[Ticket] = []  # the ticket of each sequence, or whole job
         self.refused: dict[Ticket, FairleadError] = {}
         self.stopped: list[Ticket] = []
@@ -125,6 +127,14 @@ class RecordedEffects:
 
     def start(self, ticket: Ticket, index: int) -> None:
         self.started.append((ticket, index))
+        self.all_started.append(ticket)
+
+    def suspend(self, ticket: Ticket, index: int) -> None:
+        self.paused.append((ticket, index))
+        self.suspensions += 1
+
+    def resume(self, ticket: Ticket, index: int) -> None:
+        self.paused.remove((ticket, index))
         self.all_started.append(ticket)
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fairlead.base.errors import (
     Displaced,
@@ -101,6 +101,14 @@ class Watching(RecordedEffects):
         super().start(ticket, index)
         self.machine.check_start(ticket, index)
 
+    def suspend(self, ticket: Ticket, index: int) -> None:
+        super().suspend(ticket, index)
+        self.machine.check_suspension(ticket, index)
+
+    def resume(self, ticket: Ticket, index: int) -> None:
+        super().resume(ticket, index)
+        self.machine.check_resumption(ticket, index)
+
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         assert ticket.state is not TicketState.GRANTED
         super().refuse(ticket, error)
@@ -127,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """
 
     by_sequence = frozenset({"one", "swap x"})
+    preempting = (0,)
 
     fairness = "roundRobin"
 
@@ -140,6 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             fairness=self.fairness,
             policy=OneAtATime(),
             loadable=frozenset("xy"),
+            preempting=self.preempting,
         )
         self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
         self.grant_seats = self.subject._tickets.grant_seats
@@ -167,6 +177,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Of jobs that run: the seats of what runs, by its index.
         self.runs: dict[Ticket, dict[int, int]] = {}
         self.begun: dict[Ticket, int] = {}  # and how many of their sequences have begun at their nodes
+        self.suspended: dict[Ticket, set[int]] = {}  # and the indexes of those that are suspended
+        self.ripe: set[tuple[Ticket, int]] = set()
+        self.pauses: Counter[tuple[Ticket, int]] = Counter()  # while the tenant holds more than its share
+        self.exchange: tuple[Ticket, int, list[tuple[Ticket, int]]] | None = None
         # How many jobs have overtaken one of several sequences: at least, and at most.
         self.overtakes: dict[Ticket, list[int]] = {}
 
@@ -193,6 +207,54 @@ class SchedulerMachine(RuleBasedStateMachine):
             for ticket in self.tickets(TicketState.GRANTED)
             if ticket.node.id in self.by_sequence and self.begun[ticket] < ticket.job.sequences
         ]
+
+    def all_suspended(self) -> list[tuple[Ticket, int]]:
+        """Return the suspended sequences."""
+        return [
+            (ticket, index)
+            for ticket in self.tickets(TicketState.GRANTED)
+            for index in sorted(self.suspended.get(ticket, ()))
+        ]
+
+    def running(self, model: str) -> list[tuple[Ticket, int]]:
+        """Return the sequences of a model that run where they can be suspended, the oldest first."""
+        return sorted(
+            [
+                (ticket, index)
+                for ticket in self.tickets(TicketState.GRANTED)
+                if ticket.job.model == model and ticket.node.id in self.by_sequence
+                if ticket.node is self.subject._nodes.get(ticket.node.id)
+                if not (ticket.node.leaving or ticket.node.draining)
+                for index in self.runs[ticket]
+            ],
+            key=lambda run: run[0].runs[run[1]].number,
+        )
+
+    def waiting_for(self, model: str) -> list[Ticket]:
+        """Return the jobs of a model with sequences that wait for seats."""
+        begun = [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
+        return [each for each in [*self.tickets(TicketState.QUEUED), *begun] if each.job.model == model]
+
+    def shares(self, model: str, running: list[tuple[Ticket, int]]) -> tuple[Counter[str], float]:
+        """Return how many seats each tenant holds, and the share of each; all have the same weight."""
+        held = Counter(ticket.job.tenant for ticket, _ in running)
+        active = held.keys() | {ticket.job.tenant for ticket in self.waiting_for(model)}
+        seats = sum(
+            self.seats.get(node.id, 0)
+            for node in self.with_model(model)
+            if node.id in self.by_sequence and not (node.leaving or node.draining)
+        )
+        return held, seats / max(1, len(active))
+
+    def may_pause(self, run: tuple[Ticket, int]) -> bool:
+        return run in self.ripe and run[0].runs[run[1]].suspensions < 3
+
+    def forgive(self) -> None:
+        for model in {ticket.job.model for ticket, _ in self.pauses}:
+            held, share = self.shares(model, self.running(model))
+            for ticket, index in list(self.pauses):
+                if ticket.job.model == model and held[ticket.job.tenant] <= share:
+                    del self.pauses[ticket, index]
 
     def room(self, node: NodeState) -> int:
         """Return how many of a node's seats are free, also if they are kept for a job."""
@@ -263,10 +325,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.job.model in ticket.node.models
         assert ticket.node.id in self.seats, "a seat on a node that is down"
         self.runs[ticket], self.begun[ticket] = {0: self.seats_of(ticket.job, ticket.node)}, 1
+        self.suspended[ticket] = set()
+        self.ripe -= {run for run in self.ripe if run[0] is ticket}
+        for index in range(ticket.job.sequences):
+            self.pauses.pop((ticket, index), None)
+        is_exchange = self.check_exchange(ticket)
         assert ticket.seats == self.held(ticket), "not a seat for each sequence"
         assert ticket.node.busy <= self.seats[ticket.node.id], "a seat that was taken"
         self.overtakes.pop(ticket, None)
-        self.check_turn(ticket)
+        if not is_exchange:
+            self.check_turn(ticket)
         assert not self.is_full_for(ticket.node, ticket), "a node that has rejected jobs for the model"
         assert ticket.node not in self.unsuited.get(ticket, set()), "a node that has refused the job"
         assert not self.swapped(ticket.node) & self.leaving, "a model that is to be unloaded"
@@ -285,7 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not same_line or fewer or self.order[ticket] < self.order[other], "FIFO within a tenant"
             higher = other.job.priority < ticket.job.priority
             fits = self.seats_of(other.job, ticket.node) <= self.room(ticket.node) + self.held(ticket)
-            assert not (higher and fits), "before a job of a higher class"
+            assert is_exchange or not (higher and fits), "before a job of a higher class"
         full = self.full.get((ticket.node, ticket.job.model))
         if full is not None and full.grant(ticket.job.tenant):
             self.trials.add(ticket)
@@ -299,12 +367,68 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.room_for_own(node) > 0, "a seat that was taken"
         self.begun[ticket] += 1
         self.runs[ticket][index] = 1
-        if node.draining or node.leaving:
+        if self.check_exchange(ticket) or node.draining or node.leaving:
             return
         self.check_turn(ticket)
         for other in self.tickets(TicketState.QUEUED):
             higher = other.job.priority < ticket.job.priority
             assert not (higher and node in self.candidates(other)), "before a job of a higher class"
+
+    def check_suspension(self, ticket: Ticket, index: int) -> None:
+        self.forgive()
+        running = self.running(ticket.job.model)
+        assert (ticket, index) in running, "it does not run"
+        assert (ticket, index) in self.ripe, "it has not run for a quantum"
+        self.pauses[ticket, index] += 1
+        assert self.pauses[ticket, index] <= 3, "suspended more than three times"
+        assert self.room_for_own(ticket.node) <= 0, "although a seat is free"
+        self.exchange = ticket, index, running
+        del self.runs[ticket][index]
+        self.suspended[ticket].add(index)
+        self.ripe.remove((ticket, index))
+
+    def check_exchange(self, gaining: Ticket) -> bool:
+        """Check who has lost a seat to this job, if anybody has just now."""
+        if self.exchange is None:
+            return False
+        (victim, index, running), self.exchange = self.exchange, None
+        model, job = victim.job.model, gaining.job
+        assert job.model == model
+        assert gaining.node is victim.node
+        if job.priority in self.preempting and victim.job.priority > job.priority:
+            below = [run for run in running if run[0].job.priority > job.priority and run in self.ripe]
+            assert not any(
+                run[0].job.priority > victim.job.priority and self.may_pause(run) for run in below
+            ), "not of the lowest class"
+            return True
+        self.suspended[victim].remove(index)  # the shares before the exchange
+        held, share = Counter(ticket.job.tenant for ticket, _ in running), 0.0
+        seats = self.seats[victim.node.id]
+        active = held.keys() | {ticket.job.tenant for ticket in self.waiting_for(model)} | {job.tenant}
+        share = seats / len(active)
+        self.suspended[victim].add(index)
+        assert held[job.tenant] < share, "for a tenant that has its share"
+        assert held[victim.job.tenant] - 1 >= share - 1e-6, "from a tenant that is not above its share"
+        assert victim.job.priority >= job.priority, "from a higher class"
+        for run in running[running.index((victim, index)) + 1 :]:
+            same = run[0].job.tenant == victim.job.tenant and run[0].job.priority == victim.job.priority
+            assert not same or not self.may_pause(run), "not the newest"
+        for run in running:
+            is_further = held[run[0].job.tenant] > held[victim.job.tenant]
+            is_possible = self.may_pause(run) and run[0].job.priority >= job.priority
+            assert not is_further or not is_possible, "not of the tenant furthest above"
+        return True
+
+    def check_resumption(self, ticket: Ticket, index: int) -> None:
+        node = ticket.node
+        assert ticket.state is TicketState.GRANTED
+        assert node is self.subject._nodes[node.id], "a sequence on a node that is down"
+        assert self.room_for_own(node) > 0, "a seat that was taken"
+        self.suspended[ticket].remove(index)  # it was suspended
+        self.runs[ticket][index] = 1
+        if self.check_exchange(ticket) or node.draining or node.leaving:
+            return
+        self.check_turn(ticket)
 
     def check_turn(self, granted: Ticket) -> None:
         """At most eight jobs overtake one that needs more seats; after that one node is kept for it.
@@ -495,13 +619,30 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.subject.finished(ticket, cost=cost)
         assert ticket.state is TicketState.DONE
 
-    @precondition(lambda self: any(self.runs[ticket] for ticket in self.tickets(TicketState.GRANTED)))
+    @precondition(lambda self: self.running("m") or self.running("x"))
+    @rule(data=st.data(), most=st.integers(1, 4))
+    def ripen(self, data, most) -> None:
+        """Let the oldest sequences of a model have run for a quantum, once."""
+        model = data.draw(st.sampled_from([model for model in "mx" if self.running(model)]))
+        for ticket, index in self.running(model)[:most]:
+            if index in self.runs[ticket] and ticket.state is TicketState.GRANTED:
+                self.ripe.add((ticket, index))
+                self.subject.ripened(ticket, index)
+
+    @precondition(lambda self: self.held_by_jobs())
     @rule(data=st.data())
     def end_sequence(self, data) -> None:
-        running = [ticket for ticket in self.tickets(TicketState.GRANTED) if self.runs[ticket]]
-        ticket = data.draw(st.sampled_from(running))
-        index = data.draw(st.sampled_from(sorted(self.runs[ticket])))
-        del self.runs[ticket][index]
+        self.end_one(*data.draw(st.sampled_from(self.held_by_jobs())))
+
+    def held_by_jobs(self) -> list[tuple[Ticket, int]]:
+        """Return all sequences that run or are suspended."""
+        granted = self.tickets(TicketState.GRANTED)
+        return [(ticket, index) for ticket in granted for index in self.runs[ticket]] + self.all_suspended()
+
+    def end_one(self, ticket: Ticket, index: int) -> None:
+        self.runs[ticket].pop(index, None)
+        self.suspended[ticket].discard(index)
+        self.ripe.discard((ticket, index))
         self.subject.sequence_ended(ticket, index)
         self.subject.sequence_ended(ticket, index)  # again, which changes nothing
 
@@ -643,8 +784,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(jobs for jobs, _ in holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
-        assert self.unbegun() == sorted(self.subject._queue.begun(), key=list(self.order).index)
-        assert len(self.subject._queue) + len(self.unbegun()) == len(self.subject._queue._kernel)
+        begun = [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
+        assert Counter(begun) == Counter(self.subject._queue.begun())
+        assert len(self.subject._queue) + len(begun) == len(self.subject._queue._kernel)
+        assert Counter(self.effects.paused) >= Counter(self.all_suspended())
+        assert self.exchange is None, "a seat that nobody has got"
+        for model in {*self.subject._queue.waiting, "m"}:
+            waiting = Counter((each.job.tenant, each.job.priority) for each in self.waiting_for(model))
+            assert waiting == self.subject._queue.waiting.get(model, Counter())
+        self.forgive()
 
     @invariant()
     def no_job_waits_for_free_seats_that_it_could_have(self) -> None:
@@ -663,8 +811,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
 
     @invariant()
+    def no_tenant_waits_below_its_share_while_another_is_above(self) -> None:
+        for model in "mx":
+            running = self.running(model)
+            held, share = self.shares(model, running)
+            for ticket in self.waiting_for(model):
+                for run in filter(self.may_pause, running):
+                    victim, job = run[0].job, ticket.job
+                    own = ticket.node is None or ticket.node is run[0].node
+                    if not own or (ticket.node is None and run[0].node not in self.candidates(ticket)):
+                        continue
+                    if ticket.state is TicketState.QUEUED and model in run[0].node.closed_models:
+                        continue
+                    is_above = held[victim.tenant] - 1 >= share
+                    is_fair = is_above and held[job.tenant] < share and victim.priority >= job.priority
+                    preempts = job.priority in self.preempting and victim.priority > job.priority
+                    assert not is_fair, "a tenant waits below its share"
+                    assert not preempts, "a job waits that preempts"
+
+    @invariant()
     def no_sequence_waits_for_a_free_seat_of_its_node(self) -> None:
-        for ticket in self.unbegun():
+        for ticket in [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]:
             node = ticket.node
             if self.subject._nodes.get(node.id) is node and ticket.job.model not in node.closed_models:
                 assert self.room_for_own(node) <= 0
@@ -713,7 +880,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         for ticket in self.effects.refused:
             assert ticket.state is TicketState.DONE
 
+    def every_sequence_ends(self) -> None:
+        """Let what runs end: what is suspended or left gets its turn, unless its node is down or full."""
+        for _ in range(500):
+            self.no_sequence_waits_for_a_free_seat_of_its_node()
+            waiting = {
+                ticket.node
+                for ticket in [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
+                if self.subject._nodes.get(ticket.node.id) is ticket.node
+                if ticket.job.model not in ticket.node.closed_models
+            }
+            running = [run for run in self.held_by_jobs() if run[1] in self.runs[run[0]]]
+            ending = [run for run in running if run[0].node in waiting]
+            if not waiting:
+                return
+            assert ending, "a sequence waits for ever"
+            self.end_one(*ending[0])
+        raise AssertionError("a sequence waits for ever")
+
     def teardown(self) -> None:
+        self.every_sequence_ends()
         for ticket in self.order:
             self.charge_final_cost(ticket, ticket.charged if ticket.has_begun else 0.0)
             self.subject.leave(ticket)
@@ -731,4 +917,61 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 class TokensMachine(SchedulerMachine):
+    fairness = "tokens"
+
+
+class SequenceMachine(SchedulerMachine):
+    """Many sequences of few tenants at one engine: turns, suspensions, failures and cancels."""
+
+    @initialize(seats=st.integers(1, 6), other=st.booleans())
+    def begin(self, seats, other) -> None:
+        self.node_up("one", seats)
+        if other:
+            self.node_up("two", 2)
+
+    @rule(
+        tenant=st.sampled_from("AAABC"),
+        sequences=st.lists(st.sampled_from([1, 1, 2, 3, 9]), min_size=1, max_size=4),
+        priority=st.sampled_from([1, 1, 1, 1, 0, 2]),
+        cost=st.sampled_from([1.0, 10.0]),
+    )
+    def submit(self, tenant, sequences, priority, cost) -> None:
+        for n in sequences:
+            ticket = job(tenant, priority=priority, cost=cost, n=n)
+            self.order[ticket] = len(self.order)
+            self.newcomer = ticket
+            self.subject.submit(ticket)
+            self.newcomer = None
+
+    @precondition(lambda self: self.held_by_jobs())
+    @rule(ends=st.lists(st.integers(0, 20), min_size=1, max_size=6))
+    def serve(self, ends) -> None:
+        """Let a quantum pass, and some sequences end, several times."""
+        for number in ends:
+            self.ripen_all()
+            running = self.held_by_jobs()
+            if running:
+                self.end_one(*running[number % len(running)])
+
+    @rule()
+    def ripen_all(self) -> None:
+        for ticket, index in self.running("m"):
+            if ticket.state is TicketState.GRANTED and index in self.runs[ticket]:
+                self.ripe.add((ticket, index))
+                self.subject.ripened(ticket, index)
+
+    @rule(seats=st.integers(1, 6), restarts=st.sampled_from([False, False, False, True]))
+    def node_changes(self, seats, restarts) -> None:
+        if restarts:
+            self.node_up("one", seats)
+        elif "one" in self.seats:
+            self.seats["one"] = seats
+            self.subject.seats_changed(*self.nodes["one"], self.limits("one", seats))
+
+    # What concerns models that swaps load, and remote servers.
+    request_load = starve_of_loading = unload = remove_node = expire = serve_small_jobs = None  # type: ignore[assignment]
+    swap_ends = starve = change_seats = end_pause = None  # type: ignore[assignment]
+
+
+class TokensSequenceMachine(SequenceMachine):
     fairness = "tokens"

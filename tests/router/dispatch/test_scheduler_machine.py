@@ -8,6 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.router.dispatch import suspension
 from fairlead.router.dispatch.effects import PausedModel
 from fairlead.router.dispatch.fullness import FullModel, Pause
 from fairlead.router.dispatch.job_spec import JobSpec
@@ -17,18 +18,38 @@ from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.queue import Queue
 from fairlead.router.dispatch.scheduler import Scheduler
 from fairlead.router.dispatch.seat_search import SeatSearch
+from fairlead.router.dispatch.suspension import Suspension
 from fairlead.router.dispatch.swaps import Swaps
-from fairlead.router.dispatch.ticket import Ticket, TicketState
+from fairlead.router.dispatch.ticket import Run, RunState, Ticket, TicketState
 from fairlead.router.dispatch.tickets import Tickets
 from router.dispatch import test_fullness as fullness
 from router.dispatch import test_job_seats as job_seats
 from router.dispatch import test_scheduler_swaps as swaps
-from router.dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
+from router.dispatch import test_suspension as pauses
+from router.dispatch.scheduler_machine import (
+    SETTINGS,
+    SchedulerMachine,
+    SequenceMachine,
+    TokensMachine,
+    TokensSequenceMachine,
+)
 
 TestRoundRobin = SchedulerMachine.TestCase
 TestRoundRobin.settings = SETTINGS
 TestTokens = TokensMachine.TestCase
 TestTokens.settings = SETTINGS
+
+TestSequences = SequenceMachine.TestCase
+TestSequences.settings = SETTINGS
+TestSequencesByTokens = TokensSequenceMachine.TestCase
+TestSequencesByTokens.settings = SETTINGS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("machine", [SequenceMachine, TokensSequenceMachine])
+def test_five_thousand_schedules_of_sequences(machine):
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=5000))
+
 
 # The search ends with the first failure. It is long because what Hypothesis draws depends on its version and
 # on which modules are imported. A mutant should be found in a tenth of it.
@@ -285,6 +306,71 @@ def grants_them_as_if_they_took_one_seat(self: Tickets, search: SeatSearch) -> l
     return self._next(search.kinds)
 
 
+def suspends_the_oldest(self: Suspension):
+    for exchange in _exchanges(self):
+        victim = exchange.victim
+        alike = [
+            run
+            for run in victim.ticket.node.runs
+            if run.ticket.job.tenant == victim.ticket.job.tenant and run.is_ripe
+            if run.ticket.job.priority == victim.ticket.job.priority
+        ]
+        yield exchange._replace(victim=min(alike, key=lambda run: run.number))
+
+
+def suspends_before_a_quantum(run: Run) -> bool:
+    return run.suspensions < 3
+
+
+def suspends_without_end(run: Run) -> bool:
+    run.suspensions = 0
+    return run.is_ripe
+
+
+def suspends_for_nobody(self: Suspension):
+    return iter(())
+
+
+def takes_half_a_seat_above_as_above(self, tenant: str) -> float:
+    return _share(self, tenant) - 0.7
+
+
+def ignores_who_waits(self, tenant: str) -> float:
+    return _share(self, tenant) * 2
+
+
+def suspends_for_lower_classes(self, victim_priority: int):
+    return _is_below(self, 7)
+
+
+def keeps_the_seat_of_a_suspended_sequence(self: NodePool, run: Run) -> None:
+    run.state = RunState.SUSPENDED
+
+
+def forgets_suspended_sequences(self: Queue, run: Run) -> None:
+    return None
+
+
+def leaves_suspended_sequences_of_ended_jobs(self: Queue, run: Run) -> None:
+    return None
+
+
+def resumes_nothing_on_nodes_that_close(self: Tickets) -> None:
+    return None
+
+
+def starts_the_same_sequence_again(self: NodePool, ticket: Ticket, index: int, seats: int = 1) -> None:
+    _begin_run(self, ticket, 0, seats)
+
+
+def charges_the_first_sequence_only(self: Ticket) -> float:
+    return self.cost
+
+
+_exchanges = Suspension.exchanges
+_share = suspension._Shares.share
+_is_below = suspension._Shares._is_below
+_begin_run = NodePool.begin
 _acquire = NodeState.acquire
 _update_full = NodeState.update_full
 _rejected = FullModel.rejected
@@ -361,9 +447,40 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
         run_state_machine_as_test(SchedulerMachine, settings=settings(HUNT, stateful_step_count=steps))
 
 
+@pytest.mark.slow  # all parameters together
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant"),
+    [
+        (Suspension, "exchanges", suspends_the_oldest),
+        (suspension, "_may_pause", suspends_before_a_quantum),
+        (suspension, "_may_pause", suspends_without_end),
+        (Suspension, "exchanges", suspends_for_nobody),
+        (suspension._Shares, "share", takes_half_a_seat_above_as_above),
+        (suspension._Shares, "share", ignores_who_waits),
+        (suspension._Shares, "_is_below", suspends_for_lower_classes),
+        (NodePool, "suspend", keeps_the_seat_of_a_suspended_sequence),
+        (Queue, "suspend", forgets_suspended_sequences),
+        (Queue, "remove_run", leaves_suspended_sequences_of_ended_jobs),
+        (NodePool, "begin", starts_the_same_sequence_again),
+        (Ticket, "share", property(charges_the_first_sequence_only)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_violated_rule_of_sequences_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises((AssertionError, KeyError, AttributeError, ExceptionGroup)):
+        run_state_machine_as_test(SequenceMachine, settings=HUNT)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "case"),
     [
+        (
+            Tickets,
+            "_finish_closing_nodes",
+            resumes_nothing_on_nodes_that_close,
+            pauses.test_model_is_not_unloaded_while_a_sequence_of_it_is_suspended,
+        ),
         (
             Scheduler,
             "drain",

@@ -68,6 +68,16 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Cost of a prompt token, with fairness: tokens."""
     output_weight: Annotated[float, Meta(ge=0)] = 2.0
     """Cost of an output token, with fairness: tokens."""
+    preempt: tuple[str, ...] = ()
+    """Classes whose jobs do not wait for running answers of lower classes: these pause."""
+    suspension: bool = True
+    """Whether running answers pause for tenants that have fewer seats than their share, and of classes in
+    `preempt`.
+    """
+    quantum_s: Seconds = 1.0
+    """How long an answer runs at least before it pauses, unless it has generated `quantumTokens`."""
+    quantum_tokens: AtLeastOne = 32
+    """How many tokens an answer generates at least before it pauses, unless it has run for `quantum`."""
     tenant_weights: dict[str, Annotated[float, Meta(gt=0)]] = {}
     """Weights of tenants, with fairness: tokens. A tenant with weight 2 gets twice as much; 1 by default."""
     starvation_bound_s: Seconds = 60.0
@@ -82,6 +92,9 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
         """Yield faults of settings that contradict each other."""
         if not self.classes or len(set(self.classes)) < len(self.classes):
             yield Fault(("classes",), "must be one name or more, all different")
+        for index, name in enumerate(self.preempt):
+            if name not in self.classes:
+                yield Fault(("preempt", index), f"must be one of {', '.join(self.classes)}")
         if self.prompt_weight == self.output_weight == 0:
             yield Fault(("outputWeight",), "must not be 0 when promptWeight is")
 

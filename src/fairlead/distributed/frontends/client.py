@@ -406,8 +406,10 @@ class _OpenJob:
         """Its seat, with its sequences, for another dispatcher."""
         if self.seat is None or self.is_whole:
             return self.seat
-        running = tuple(self.sequences.grants)
-        return self.seat._replace(sequences=HeldSequences(1, running, self.sequences.begun))
+        suspended = self.sequences.suspended
+        running = tuple(index for index in self.sequences.grants if index not in suspended)
+        held = HeldSequences(1, running, self.sequences.begun, tuple(sorted(suspended)))
+        return self.seat._replace(sequences=held)
 
     def release(self) -> None:
         """Release the seat, before a wait for another."""
@@ -434,6 +436,9 @@ class _OpenJob:
             case wire.SequenceGranted(_, index, grant):
                 if self.seat is not None:
                     self.sequences.grant(index, grant)
+            case wire.SequencePaused(_, index, is_paused):
+                if self.seat is not None:
+                    self.sequences.pause(index, is_paused=is_paused)
             case wire.JobRefused(_, error):
                 self.error = self.error or error.error()
                 self.event.set()

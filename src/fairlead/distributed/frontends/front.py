@@ -6,7 +6,7 @@ from fairlead.base.errors import FairleadError
 from fairlead.base.frame_link import FrameLink
 from fairlead.base.grant import Grant
 from fairlead.distributed.frontends import wire
-from fairlead.router.dispatch.ticket import Ticket, TicketState
+from fairlead.router.dispatch.ticket import RunState, Ticket, TicketState
 from fairlead.router.dispatch.waiter import Waiter
 
 logger = structlog.get_logger("fairlead.distributed.frontends")
@@ -45,6 +45,15 @@ class FrontJob(Waiter):
         self.grants[index] = grant
         self.front.send(wire.SequenceGranted(self.number, index, grant))
 
+    def paused(self, index: int, *, is_paused: bool) -> None:
+        """Suspend a sequence, or let it go on."""
+        self.front.send(wire.SequencePaused(self.number, index, is_paused))
+
+    def report_paused(self) -> None:
+        """Send which sequences are suspended, because the front may not know."""
+        for index, run in self.ticket.runs.items():
+            self.paused(index, is_paused=run.state is RunState.SUSPENDED)
+
     def _send_seat(self) -> None:
         assert self.ticket.node is not None
         assert self.grant is not None
@@ -69,6 +78,7 @@ class FrontJob(Waiter):
             self._send_seat()
             for index in sorted(self.grants):
                 self.front.send(wire.SequenceGranted(self.number, index, self.grants[index]))
+            self.report_paused()
 
 
 class Front:

@@ -270,7 +270,9 @@ class FrontServer:
         for index, grant in sorted(job.grants.items()):  # first, because the front takes them in order
             if index >= held.begun:
                 job.front.send(wire.SequenceGranted(job.number, index, grant))
-        for index in [index for index in job.ticket.runs if index < held.begun and index not in held.running]:
+        job.report_paused()
+        open_ones = {*held.running, *held.suspended}
+        for index in [index for index in job.ticket.runs if index < held.begun and index not in open_ones]:
             self._dispatcher.sequence_ended(job, index)
 
     def _note_begun(self, job: FrontJob, declared: wire.DeclareJob) -> None:

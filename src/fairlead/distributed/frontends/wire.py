@@ -2,8 +2,8 @@
 
 A front numbers its jobs. Of each job it sends `SubmitJob`, then perhaps `BeginJob`, `SequenceEnded` and
 `RequeueJob`, and in any case `EndJob`, which releases what the job holds. The dispatcher answers with
-`JobQueued`, `SeatGranted`, `SequenceGranted`, `JobRefused` and `JobStopped`. After it has connected again, a
-front declares all jobs that it has.
+`JobQueued`, `SeatGranted`, `SequenceGranted`, `SequencePaused`, `JobRefused` and `JobStopped`. After it has
+connected again, a front declares all jobs that it has.
 """
 
 from typing import Annotated, Any
@@ -211,6 +211,14 @@ class SequenceGranted(msgspec.Struct, frozen=True, array_like=True, tag="next"):
     grant: Grant
 
 
+class SequencePaused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
+    """A sequence of the job is suspended, or goes on."""
+
+    number: int
+    index: Index
+    is_paused: bool
+
+
 class JobRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The job gets no seat (any more)."""
 
@@ -258,6 +266,7 @@ ToFront = (
     | JobQueued
     | SeatGranted
     | SequenceGranted
+    | SequencePaused
     | JobRefused
     | JobStopped
     | Answered

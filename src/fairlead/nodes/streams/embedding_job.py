@@ -79,6 +79,12 @@ class EmbeddingJob:
             if self._open:
                 self._ended(portion)
 
+    def suspend(self, index: int) -> None:
+        """Do nothing: a portion takes about one step."""
+
+    def resume(self, index: int) -> None:
+        """Do nothing; see `suspend`."""
+
     def abort(self) -> None:
         """Abort the texts that have no vector yet."""
         for keys in self._keys.values():

@@ -74,6 +74,16 @@ class GenerationJob:
             grant=grant,
         )
 
+    def suspend(self, index: int) -> None:
+        """Pause a choice, without an effect on what is generated."""
+        if (choice := self._started.get(index)) is not None:
+            choice.suspend()
+
+    def resume(self, index: int) -> None:
+        """Let a choice go on after `suspend`."""
+        if (choice := self._started.get(index)) is not None:
+            choice.resume()
+
     def abort(self) -> None:
         """Abort the choices that have not ended."""
         for choice in self._started.values():

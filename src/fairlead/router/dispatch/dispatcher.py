@@ -28,6 +28,7 @@ from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.model_lifecycle import ModelLifecycle
 from fairlead.router.dispatch.node_state import NodeState
+from fairlead.router.dispatch.ripening import Ripening
 from fairlead.router.dispatch.schedulers import SCHEDULERS
 from fairlead.router.dispatch.scheduling import SchedulingOptions
 from fairlead.router.dispatch.swaps import STARVATION_SHARE
@@ -135,6 +136,7 @@ class Dispatcher:
         self._starvation_s = STARVATION_SHARE * min(queue.starvation_bound_s, queue.timeout_s)
         self.models = ModelLifecycle(self.scheduler, self._timer, starvation_s=self._starvation_s)
         self.estimator = WaitEstimator(self.scheduler, queue, random, paused_s=self._paused_s)
+        self._ripening = Ripening(self.scheduler, self._timer, queue)
         self.next_grant = Grant(epoch, 1)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
@@ -198,6 +200,8 @@ class Dispatcher:
         charged = self.estimator.cost(waiter)
         self.scheduler.restore(waiter.ticket, seat.node_id, held, charged=charged)
         self.estimator.granted(waiter)
+        for run in waiter.ticket.runs.values():
+            self._ripening.add(waiter, run)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
 
     def node_failed(self, waiter: Waiter) -> None:
@@ -232,6 +236,18 @@ class Dispatcher:
             del self._by_id[ticket.job.request_id]
         self.estimator.ended(waiter)
         self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
+
+    def suspend(self, ticket: Ticket, index: int) -> None:
+        """Have a sequence pause."""
+        self.estimator.suspended(ticket.runs[index])
+        self._waiters[ticket].paused(index, is_paused=True)
+
+    def resume(self, ticket: Ticket, index: int) -> None:
+        """Have a suspended sequence go on."""
+        waiter = self._waiters[ticket]
+        self.estimator.granted(waiter)
+        self._ripening.add(waiter, ticket.runs[index])
+        waiter.paused(index, is_paused=False)
 
     def sequence_ended(self, waiter: Waiter, index: int) -> None:
         """Give the seat of a sequence to another one, because it has ended before its job."""
@@ -327,6 +343,7 @@ class Dispatcher:
         if waiter.waited_s is None:
             waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
+        self._ripening.add(waiter, ticket.runs[0])
         grant, seats = self._new_grant(), ticket.seats
         waiter.grant = grant if seats == 1 else Grant(grant.epoch, grant.number, seats)
         waiter.granted()
@@ -335,6 +352,7 @@ class Dispatcher:
         """Give the job a seat for another sequence, with a grant of its own."""
         waiter = self._waiters[ticket]
         self.estimator.granted(waiter)
+        self._ripening.add(waiter, ticket.runs[index])
         waiter.started(index, self._new_grant())
 
     def _new_grant(self) -> Grant:

@@ -56,6 +56,12 @@ class Effects(Protocol):
     def start(self, ticket: Ticket, index: int) -> None:
         """Report that another sequence of the ticket has a seat there."""
 
+    def suspend(self, ticket: Ticket, index: int) -> None:
+        """Have a sequence of the ticket pause: its seat is given to another job."""
+
+    def resume(self, ticket: Ticket, index: int) -> None:
+        """Have a suspended sequence go on: it has a seat again."""
+
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Report that the ticket will get no seat (again)."""
 

@@ -16,11 +16,13 @@ class HeldSequences(msgspec.Struct, frozen=True, array_like=True):
     seats: how many each of those that run holds.
     running: the indexes of those that run.
     begun: how many have begun, also those that have ended; None: all, at once.
+    suspended: the indexes of those that are suspended.
     """
 
     seats: Seats = 1
     running: tuple[Index, ...] = (0,)
     begun: Index | None = None
+    suspended: tuple[Index, ...] = ()
 
 
 ALL_AT_ONCE = HeldSequences()

@@ -4,17 +4,18 @@ Pure: independent of the queue, swaps and effects. One node's seats are a `NodeS
 same jobs are a `NodeGroup`, so that no event takes time in proportion to the nodes.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from random import Random
 
 from fairlead.base.errors import ContextLengthExceeded
 from fairlead.nodes.limits import NodeLimits
 from fairlead.router.dispatch.fullness import Pause
+from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_groups import KINDS, WIDE_KINDS, JobKind, NodeGroup
 from fairlead.router.dispatch.node_state import NodeState, Score
 from fairlead.router.dispatch.prefixes import RecentPrefixes, shares
-from fairlead.router.dispatch.ticket import Run, Ticket
+from fairlead.router.dispatch.ticket import Run, RunState, Ticket
 
 # Large enough to return a conversation to its node, too small to collect all jobs there.
 CACHE_BONUS = 0.2
@@ -313,30 +314,56 @@ class NodePool(dict[str, NodeState]):
         assert node is not None
         is_whole, tokens = not node.limits.by_sequence, _tokens_of(ticket, node)
         run = ticket.runs[index] = Run(ticket, index, is_whole=is_whole, seats=seats, tokens=tokens)
+        self._take(run, node)
+
+    def _take(self, run: Run, node: NodeState) -> None:
         node.acquire(run.tokens, run.seats)
+        node.runs[run] = None
         self._grants += 1
-        node.used = self._grants
+        node.used = run.number = self._grants
 
     def end(self, run: Run) -> None:
         """Free the seats of a sequence that has ended; its job stays."""
         del run.ticket.runs[run.index]
+        if run.state is RunState.RUNNING:
+            self._free(run)
+
+    def _free(self, run: Run) -> None:
         node = run.ticket.node
         assert node is not None
         node.release(run.tokens, run.seats)
+        del node.runs[run]
 
-    def restore(self, ticket: Ticket, node_id: str, seats: int, indexes: Iterable[int]) -> None:
-        """Count the seats that a job holds already, at `ticket.node`, which may come up later.
+    def suspend(self, run: Run) -> None:
+        """Free the seat of a sequence that has to pause."""
+        assert run.state is RunState.RUNNING
+        self._free(run)
+        run.state = RunState.SUSPENDED
 
-        seats: how many each of its sequences that run holds.
-        indexes: these sequences.
-        """
+    def resume(self, run: Run) -> None:
+        """Take a seat for a sequence that goes on."""
+        assert run.state is RunState.SUSPENDED
+        assert run.ticket.node is not None
+        run.state, run.is_ripe = RunState.RUNNING, False
+        self._take(run, run.ticket.node)
+
+    def suspending(self, model: str) -> list[NodeState]:
+        """Return the nodes with the model where sequences can be suspended for other jobs."""
+        nodes = [node for group in self._groups.values() if model in group.models for node in group.nodes]
+        return [node for node in nodes if node.limits.by_sequence and not (node.leaving or node.draining)]
+
+    def restore(self, ticket: Ticket, node_id: str, held: HeldSequences) -> None:
+        """Count the seats that a job holds already, at `ticket.node`, which may come up later."""
         node = self.get(node_id) or self._expected.get(node_id)
         if node is None:
             node = self._expected[node_id] = NodeState(node_id, frozenset(), NodeLimits(0, max_model_len=0))
         ticket.node = node
         node.jobs += 1
-        for index in indexes:
-            self.begin(ticket, index, seats)
+        for index in held.running:
+            self.begin(ticket, index, held.seats)
+        for index in held.suspended:
+            self.begin(ticket, index)
+            self.suspend(ticket.runs[index])
 
     def release(self, ticket: Ticket) -> NodeState:
         """Free a job's seats; return its node."""

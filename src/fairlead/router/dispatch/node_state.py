@@ -7,6 +7,7 @@ from fairlead.router.dispatch.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from fairlead.router.dispatch.fullness import FullModel
+    from fairlead.router.dispatch.ticket import Run
 
 # Nodes that have failed lately come last. Of the others, idle nodes come first, then the lowest number.
 Score = tuple[bool, bool, float]
@@ -24,7 +25,8 @@ class NodeState:
     `full`: its models that have rejected jobs (`FullModel`). `closed_models`: those of them for which no job
     gets a seat now, whatever the count; `update_full` sets them.
 
-    A change is noted in `changed`, which belongs to the `NodePool` while the node is up.
+    `runs`: what holds its seats. A change is noted in `changed`, which belongs to the `NodePool` while the
+    node is up.
     """
 
     __slots__ = (
@@ -41,6 +43,7 @@ class NodeState:
         "id",
         "jobs",
         "models",
+        "runs",
         "tokens",
         "used",
     )
@@ -49,6 +52,7 @@ class NodeState:
         self.changed: dict[NodeState, None] = {}
         self.id = node_id
         self.models = models
+        self.runs: dict[Run, None] = {}
         self.jobs = 0
         self.busy = 0
         self.tokens = 0

@@ -5,6 +5,7 @@ ticket's, and each cost is divided by its tenant's weight. Independent of seats:
 `pop` checks which jobs fit.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -13,7 +14,7 @@ from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_groups import KINDS, WIDE
 from fairlead.router.dispatch.queued_bytes import QueuedBytes
 from fairlead.router.dispatch.tenant_counters import TenantCounters
-from fairlead.router.dispatch.ticket import Ticket
+from fairlead.router.dispatch.ticket import Run, Ticket
 from fairlead.router.dispatch.wait_survey import Newcomer, QueueOrder
 
 Fairness = Literal["roundRobin", "tokens"]
@@ -56,8 +57,13 @@ class Queue:
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
         self._weights = dict(tenant_weights or {})
+        self._by_tokens = fairness == "tokens"
+        self.min_share = min_share
         self._tickets: dict[int, Ticket] = {}  # the jobs that wait
-        self._begun: dict[int, Ticket] = {}  # jobs that run and have sequences left
+        # Jobs that run and have sequences left, and suspended sequences.
+        self._begun: dict[int, Ticket | Run] = {}
+        # By model: how many entries of each tenant and class wait, of jobs and of sequences.
+        self.waiting: dict[str, Counter[tuple[str, int]]] = {}
         self._kinds = 0
         self._of_kind = [0] * KINDS
         self._bodies = QueuedBytes(waiting_bytes, capacity)
@@ -89,12 +95,16 @@ class Queue:
 
     @property
     def has_begun_jobs(self) -> bool:
-        """Whether jobs that run have sequences left."""
+        """Whether sequences of jobs that run wait for seats."""
         return bool(self._begun)
 
     def begun(self) -> list[Ticket]:
-        """Return the jobs that run and have sequences left."""
-        return list(self._begun.values())
+        """Return the jobs that run and have sequences left, also those of suspended sequences."""
+        return [entry.ticket if isinstance(entry, Run) else entry for entry in self._begun.values()]
+
+    def suspended(self) -> list[Run]:
+        """Return the suspended sequences."""
+        return [entry for entry in self._begun.values() if isinstance(entry, Run)]
 
     @property
     def kinds(self) -> int:
@@ -106,22 +116,28 @@ class Queue:
         """Whether jobs wait that take several seats."""
         return bool(self._kinds & WIDE)
 
-    def pop(self, fits: Callable[[Ticket], bool | None], kinds: int | None = None) -> Ticket | None:
+    def pop(self, fits: Callable[[Ticket], bool | None], kinds: int | None = None) -> Ticket | Run | None:
         """Take and charge the first sequence in fair order whose job is of these kinds and fits.
 
-        Returns the job, which stays in the queue if it has more sequences; None if none fits.
+        Returns the job, which stays in the queue if it has more sequences; or a sequence that was suspended,
+        which is not charged again; None if none fits.
 
         `fits` returns None for a job without a free seat, which is skipped, and False for a job that lacks
         only cache memory, which is passed at most eight times.
         """
         tickets, begun = self._tickets, self._begun
+
+        def fits_entry(handle: int) -> bool | None:
+            entry = tickets.get(handle) or begun[handle]
+            return fits(entry.ticket if isinstance(entry, Run) else entry)
+
         try:
-            handle = self._kernel.pop(lambda handle: fits(tickets.get(handle) or begun[handle]), kinds=kinds)
+            handle = self._kernel.pop(fits_entry, kinds=kinds)
         except IndexError:
             return None
         return self._dequeued(handle)
 
-    def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket]:
+    def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket | Run]:
         """Take and charge up to `max_count` jobs in fair order, of `tokens` together at most; None: any.
 
         Equals that many calls of `pop`, for jobs that need only one seat and cache memory, in one call of the
@@ -131,9 +147,31 @@ class Queue:
         return [self._dequeued(handle) for handle in handles]
 
     def remove(self, ticket: Ticket) -> None:
-        """Remove a job, and its sequences that are left, without charging it."""
+        """Remove a job, and its sequences that are left or suspended, without charging it."""
         if self._kernel.discard(ticket.handle):
             self._forget(ticket)
+        for run in ticket.runs.values():
+            self.remove_run(run)
+
+    def suspend(self, run: Run) -> None:
+        """Add a suspended sequence: before its tenant's other jobs, and charged already."""
+        ticket = run.ticket
+        run.handle = self._kernel.push(
+            ticket.job.tenant,
+            0.0,
+            priority=ticket.job.priority,
+            size=run.tokens,
+            kind=ticket.kind,
+            begun=True,
+        )
+        self._begun[run.handle] = run
+        self._count(ticket)
+
+    def remove_run(self, run: Run) -> None:
+        """Remove a sequence that has ended, if it was suspended."""
+        if self._kernel.discard(run.handle):
+            del self._begun[run.handle]
+            self._uncount(run.ticket)
 
     def restore(self, ticket: Ticket, begun: int) -> None:
         """Add the sequences that are left of a job that runs; the first `begun` were charged."""
@@ -244,8 +282,13 @@ class Queue:
         return QueueOrder(list(tickets), {pair: Newcomer(*both) for pair, both in ahead.items()})
 
     def _ahead(self, handle: int) -> list[JobSpec]:
-        tickets = self._tickets | self._begun
-        return [tickets[other].job for other in self._kernel.ahead(handle)]
+        entries = self._tickets | self._begun
+        found = (entries[other] for other in self._kernel.ahead(handle))
+        return [entry.ticket.job if isinstance(entry, Run) else entry.job for entry in found]
+
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight, which counts under token fairness only."""
+        return self._weights.get(tenant, 1.0) if self._by_tokens else 1.0
 
     def _weighted(self, tenant: str, cost: float) -> float:
         # The kernel accepts finite costs only, and stops counting at this much.
@@ -270,12 +313,15 @@ class Queue:
             retried=retried,
             begun=begun,
         )
-        self._of_kind[ticket.kind] += 1
-        self._kinds |= 1 << ticket.kind
+        self._count(ticket)
 
-    def _dequeued(self, handle: int) -> Ticket:
-        """Record that a sequence of a job has been popped, and return the job."""
+    def _dequeued(self, handle: int) -> Ticket | Run:
+        """Record that a sequence has been popped; return it if it was suspended, else its job."""
         ticket = self._begun.get(handle)
+        if isinstance(ticket, Run):
+            del self._begun[handle]
+            self._uncount(ticket.ticket)
+            return ticket
         if ticket is None:
             ticket = self._begun[handle] = self._tickets.pop(handle)
             self._bodies.remove(ticket.job.body_bytes)
@@ -296,6 +342,23 @@ class Queue:
             self._bodies.remove(ticket.job.body_bytes)
         else:
             del self._begun[ticket.handle]
+        self._uncount(ticket)
+
+    def _count(self, ticket: Ticket) -> None:
+        """Count an entry of a job."""
+        job = ticket.job
+        self.waiting.setdefault(job.model, Counter())[job.tenant, job.priority] += 1
+        self._of_kind[ticket.kind] += 1
+        self._kinds |= 1 << ticket.kind
+
+    def _uncount(self, ticket: Ticket) -> None:
+        job = ticket.job
+        waiting = self.waiting[job.model]
+        waiting[job.tenant, job.priority] -= 1
+        if not waiting[job.tenant, job.priority]:
+            del waiting[job.tenant, job.priority]
+            if not waiting:
+                del self.waiting[job.model]
         self._of_kind[ticket.kind] -= 1
         if not self._of_kind[ticket.kind]:
             self._kinds &= ~(1 << ticket.kind)

@@ -19,9 +19,10 @@ from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.node_pool import NodePool
 from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.queue import WAITING_BYTES, Fairness, Queue
+from fairlead.router.dispatch.suspension import Suspension
 from fairlead.router.dispatch.swaps import Swaps
 from fairlead.router.dispatch.tenant_counters import TenantCounters
-from fairlead.router.dispatch.ticket import LoadRequest, Ticket, TicketState
+from fairlead.router.dispatch.ticket import LoadRequest, RunState, Ticket, TicketState
 from fairlead.router.dispatch.tickets import Tickets
 from fairlead.router.dispatch.wait_survey import QueueOrder
 from fairlead.router.swap.policy import EvictionPolicy
@@ -31,7 +32,9 @@ class Scheduler:
     """One global fair queue over the seats of all nodes.
 
     `loadable` are the models that a swap can load, as `policy` allows; with `rejects_loading` no job waits
-    for a load. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`). Guarantees: a job
+    for a load. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`). With `suspends`,
+    sequences pause for jobs of tenants that hold fewer seats than their share, and of the classes
+    `preempting` (`suspension.py`). Guarantees: a job
     with free seats never counts against the queue; while seats are free, no job that fits them waits, unless
     they are kept for one that needs more; a model with work in flight is never evicted; every ticket ends
     once.
@@ -50,6 +53,8 @@ class Scheduler:
         loadable: frozenset[str] = frozenset(),
         rejects_loading: bool = False,
         waiting_bytes: int = WAITING_BYTES,
+        suspends: bool = True,
+        preempting: Collection[int] = (),
     ) -> None:
         self._effects = effects
         self._queue = Queue(
@@ -62,6 +67,7 @@ class Scheduler:
         self._nodes = NodePool(random)
         self._swaps = Swaps(effects, self._nodes, policy, loadable)
         self._tickets = Tickets(effects, self._queue, self._nodes, self._swaps)
+        self._suspension = Suspension(self._queue, self._nodes, preempting=preempting) if suspends else None
         self._unsuited: dict[Ticket, None] = {}  # queued jobs that a node has refused, and some of the past
         self._rejects_loading = rejects_loading
         self._admission = JobAdmission(self._queue, self._nodes, self._swaps, rejects_loading=rejects_loading)
@@ -109,6 +115,13 @@ class Scheduler:
         """Free the seat of a sequence that has ended before its job."""
         self._tickets.sequence_ended(ticket, index)
         self._pump()
+
+    def ripened(self, ticket: Ticket, index: int) -> None:
+        """Record that a sequence has run for a quantum, so that it may be suspended."""
+        run = ticket.runs.get(index)
+        if run is not None and run.state is RunState.RUNNING and not run.is_ripe:
+            run.is_ripe = True
+            self._pump()
 
     def first_delta(self, ticket: Ticket) -> None:
         """Record that a job's answer has begun; its deadline does not apply any more."""
@@ -379,6 +392,11 @@ class Scheduler:
         # node may have another seat there, once the only other node is gone.
         if self._swaps.start() or len(self._nodes) < nodes:
             self._tickets.grant_seats()
+        if self._suspension is not None:
+            while self._queue.waiting and any(
+                self._tickets.exchange(*exchange) for exchange in self._suspension.exchanges()
+            ):
+                pass
 
     def _remove_leaving_nodes(self) -> None:
         for node in self._nodes.idle_and_leaving():

@@ -15,6 +15,8 @@ def default_scheduler(effects: Effects, options: SchedulingOptions) -> JobSchedu
         random=options.random,
         fairness=queue.fairness,
         min_share=queue.min_share,
+        suspends=queue.suspension,
+        preempting=[queue.classes.index(name) for name in queue.preempt],
         tenant_weights=queue.tenant_weights,
         rejects_loading=options.rejects_loading,
         waiting_bytes=queue.waiting_bytes,

@@ -44,6 +44,9 @@ class JobEvents(Protocol):
     def sequence_ended(self, ticket: Ticket, index: int) -> None:
         """Record that a sequence has ended, and gives its seat back before its job ends."""
 
+    def ripened(self, ticket: Ticket, index: int) -> None:
+        """Record that a sequence has run for a quantum, so that it may be suspended."""
+
     def first_delta(self, ticket: Ticket) -> None:
         """Record that a job's answer has begun."""
 

@@ -35,17 +35,40 @@ TRANSITIONS: dict[TicketState, tuple[TicketState, ...]] = {
 }
 
 
+class RunState(StrEnum):
+    """A run's state: RUNNING holds seats, SUSPENDED waits in the queue to get one again."""
+
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+
+
 class Run:
     """What holds seats: one sequence of a job, or all of them on a node that does not start them one by one.
 
     ticket: the job.
     index: the sequence's number in the job; 0: the first, or all.
     is_whole: it is all of them.
-    seats: how many it holds.
-    tokens: the expected use of the node's KV cache.
+    seats: how many it holds while it runs.
+    tokens: the expected use of the node's KV cache, while it runs.
+    number: orders runs by when they have started or gone on.
+    state: a run is suspended only where sequences start one by one.
+    is_ripe: it has run for a quantum since then, so that it may be suspended.
+    suspensions: how often it was, since its tenant has held more than its share.
+    handle: that of its entry in the queue, while it is suspended.
     """
 
-    __slots__ = ("index", "is_whole", "seats", "ticket", "tokens")
+    __slots__ = (
+        "handle",
+        "index",
+        "is_ripe",
+        "is_whole",
+        "number",
+        "seats",
+        "state",
+        "suspensions",
+        "ticket",
+        "tokens",
+    )
 
     def __init__(self, ticket: "Ticket", index: int, *, is_whole: bool, seats: int, tokens: int) -> None:
         self.ticket = ticket
@@ -53,6 +76,11 @@ class Run:
         self.is_whole = is_whole
         self.seats = seats
         self.tokens = tokens
+        self.number = 0
+        self.state = RunState.RUNNING
+        self.is_ripe = False
+        self.suspensions = 0
+        self.handle = -1
 
 
 class Ticket:
@@ -66,7 +94,7 @@ class Ticket:
     paid: how many sequences were charged, also at earlier nodes.
     charged: what was charged for the job.
     node: where it runs; None: it waits.
-    runs: by index, what holds seats there.
+    runs: by index, what holds seats there, or is suspended.
     kind: the number of its `JobKind`.
     attempts: how often it has begun at a node.
     has_begun: its first delta has arrived.
@@ -132,7 +160,7 @@ class Ticket:
     @property
     def seats(self) -> int:
         """How many seats it holds at `node`."""
-        return sum(run.seats for run in self.runs.values())
+        return sum(run.seats for run in self.runs.values() if run.state is RunState.RUNNING)
 
     @property
     def share(self) -> float:

@@ -3,6 +3,8 @@
 Pure. Does not decide when: the scheduler calls a method for each event.
 """
 
+from collections.abc import Callable
+
 from fairlead.base.errors import Displaced, FairleadError, QueueFull
 from fairlead.router.dispatch.effects import Effects, PausedModel
 from fairlead.router.dispatch.fullness import FORGOTTEN_S, FullModel
@@ -14,7 +16,7 @@ from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.queue import Queue
 from fairlead.router.dispatch.seat_search import LacksSeats, SeatSearch
 from fairlead.router.dispatch.swaps import Swaps
-from fairlead.router.dispatch.ticket import Ticket, TicketState
+from fairlead.router.dispatch.ticket import Run, RunState, Ticket, TicketState
 
 
 class Tickets:
@@ -63,8 +65,11 @@ class Tickets:
         ticket.become(TicketState.GRANTED)
         ticket.attempts += 1
         ticket.kind = self._nodes.kind(ticket.job).number
-        self._nodes.restore(ticket, node_id, held.seats, held.running)
+        self._nodes.restore(ticket, node_id, held)
         self._queue.restore(ticket, ticket.job.turns if held.begun is None else held.begun)
+        for run in ticket.runs.values():
+            if run.state is RunState.SUSPENDED:
+                self._queue.suspend(run)
         ticket.charged = max(ticket.paid * ticket.share, charged)
 
     def grant_seats(self) -> None:
@@ -73,18 +78,25 @@ class Tickets:
             self._nodes.end_holds()
         while (waiting := self._queue.kinds) and (kinds := waiting & self._nodes.kinds_with_free_seat()):
             search = SeatSearch(self._nodes, kinds) if waiting & WIDE else None
-            tickets = self._next(kinds) if search is None else self._search(search)
-            if not tickets:
+            entries = self._next(kinds) if search is None else self._search(search)
+            if not entries:
                 break
-            for ticket in tickets:
-                self._grant(ticket, search)
+            for entry in entries:
+                self._grant(entry, search)
             if self._nodes.held:
                 self._nodes.end_holds()
         if self._queue.has_begun_jobs:
             self._finish_closing_nodes()
 
-    def _grant(self, ticket: Ticket, search: SeatSearch | None = None) -> None:
+    def _grant(self, entry: Ticket | Run, search: SeatSearch | None = None) -> None:
         """Give a job that was taken from the queue a seat for a sequence, or all its seats."""
+        ticket = entry.ticket if isinstance(entry, Run) else entry
+        if isinstance(entry, Run):
+            self._nodes.resume(entry)
+            if search is not None:
+                search.count(ticket)
+            self._effects.resume(ticket, entry.index)
+            return
         if ticket.node is not None:
             index = ticket.job.turns - ticket.left - 1
             self._nodes.begin(ticket, index)
@@ -112,8 +124,26 @@ class Tickets:
             def fits(ticket: Ticket, node: NodeState = node) -> bool | None:
                 return self._nodes.fits(ticket) if ticket.node is node else None
 
-            while (ticket := self._queue.pop(fits)) is not None:
-                self._grant(ticket)
+            while (entry := self._queue.pop(fits)) is not None:
+                self._grant(entry)
+
+    def exchange(self, victim: Run, may_have: Callable[[Ticket], bool]) -> bool:
+        """Suspend a sequence, and give its seat to the first job in fair order that may have it.
+
+        Return False, without any change, if there is none.
+        """
+        number = victim.number
+        self._nodes.suspend(victim)
+        entry = self._queue.pop(lambda ticket: self._nodes.fits(ticket) if may_have(ticket) else None)
+        if entry is None:
+            self._nodes.resume(victim)
+            victim.is_ripe, victim.number = True, number
+            return False
+        victim.suspensions += 1
+        self._queue.suspend(victim)
+        self._effects.suspend(victim.ticket, victim.index)
+        self._grant(entry)
+        return True
 
     def rejected(self, ticket: Ticket, named_s: float | None, *, is_limit: bool) -> None:
         """Pause a model of the job's node, which has rejected it as full."""
@@ -176,6 +206,7 @@ class Tickets:
     def sequence_ended(self, ticket: Ticket, index: int) -> None:
         """Free the seat of a sequence that has ended."""
         if (run := ticket.runs.get(index)) is not None:
+            self._queue.remove_run(run)
             self._nodes.end(run)
 
     def requeue(self, ticket: Ticket) -> NodeState:
@@ -227,23 +258,23 @@ class Tickets:
             if job.model == model and all(node.leaving for node in able):
                 self.withdraw(ticket, error)
 
-    def _next(self, kinds: int) -> list[Ticket]:
+    def _next(self, kinds: int) -> list[Ticket | Run]:
         """Dequeue the next job of these kinds that fits a free seat, or several if any seat suits each."""
         node = None if self._queue.has_begun_jobs else self._nodes.with_several_seats()
         if node is not None and self._swaps.requests_only(node.models):
             return self._queue.pop_many(node.free, node.tokens_left)
-        ticket = self._queue.pop(self._nodes.fits, kinds)
-        return [] if ticket is None else [ticket]
+        entry = self._queue.pop(self._nodes.fits, kinds)
+        return [] if entry is None else [entry]
 
-    def _search(self, search: SeatSearch) -> list[Ticket]:
+    def _search(self, search: SeatSearch) -> list[Ticket | Run]:
         """Do as `_next`, and pass over jobs that need more seats than are free."""
         while search.kinds:
             try:
-                ticket = self._queue.pop(search.fits, search.kinds)
+                entry = self._queue.pop(search.fits, search.kinds)
             except LacksSeats as lacking:
                 search.pass_over(lacking.ticket)
             else:
-                return [] if ticket is None else [ticket]
+                return [] if entry is None else [entry]
         return []
 
     def _dequeue(self, ticket: Ticket) -> None:

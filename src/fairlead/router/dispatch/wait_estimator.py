@@ -27,7 +27,7 @@ from fairlead.router.dispatch.estimates import (
 from fairlead.router.dispatch.job_spec import REQUEST_TOKENS, JobSpec
 from fairlead.router.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.router.dispatch.scheduling import SchedulerQueries
-from fairlead.router.dispatch.ticket import Run, Ticket
+from fairlead.router.dispatch.ticket import Run, RunState, Ticket
 from fairlead.router.dispatch.wait_survey import ModelWaits, SurveyedJob, SurveyedSeat, WaitSurvey, sampled
 from fairlead.router.dispatch.waiter import Waiter
 
@@ -83,6 +83,7 @@ class WaitEstimator:
         self._predictions: dict[Ticket, QuantilePrediction] = {}  # as of each queued job's arrival
         # When each sequence that runs was granted its seat, and the waiter of its job; the oldest first.
         self._running: dict[Run, tuple[float, Waiter]] = {}
+        self._paused: dict[Run, float] = {}  # how long each suspended sequence has run
         self._refusal_estimates: dict[str, tuple[float, WaitEstimate]] = {}  # by model: when made, and what
         self._survey: WaitSurvey | None = None
         # Of the survey, by model, place in its sample, and number of seats.
@@ -102,15 +103,21 @@ class WaitEstimator:
         """Record that the job's latest sequences have got seats; return the time."""
         now = trio.current_time()
         for run in waiter.ticket.runs.values():
-            self._running.setdefault(run, (now, waiter))
+            if run.state is RunState.RUNNING and run not in self._running:
+                self._running[run] = now - self._paused.pop(run, 0.0), waiter
         if self._survey is not None:
             self._survey.granted()
         return now
 
+    def suspended(self, run: Run) -> None:
+        """Record that a sequence has to pause, which does not count as service."""
+        self._paused[run] = trio.current_time() - self._running.pop(run)[0]
+
     def requeued(self, waiter: Waiter) -> None:
         """Record that a job has lost its seats, and will wait for others."""
         for run in waiter.ticket.runs.values():
-            del self._running[run]
+            self._running.pop(run, None)
+            self._paused.pop(run, None)
 
     def waited(self, ticket: Ticket, waited_s: float) -> None:
         """Record how long a job waited for its first seat."""
@@ -136,7 +143,10 @@ class WaitEstimator:
         """Record that a sequence of a job, or all, is about to give its seats back."""
         ticket = waiter.ticket
         run = ticket.runs.get(index)
-        if run is None or (entry := self._running.pop(run, None)) is None:
+        if run is None:
+            return
+        self._paused.pop(run, None)
+        if (entry := self._running.pop(run, None)) is None:
             return
         service_s = trio.current_time() - entry[0]
         self.mean.finished(service_s)

@@ -84,6 +84,10 @@ class Waiter:
         """Receive a seat for another sequence, at the same node."""
         raise NotImplementedError
 
+    def paused(self, index: int, *, is_paused: bool) -> None:
+        """Suspend a sequence, or let it go on."""
+        raise NotImplementedError
+
     def refused(self, error: FairleadError) -> None:
         """Receive the error because of which there will be no seat (again)."""
         raise NotImplementedError
@@ -145,6 +149,10 @@ class WaitingTask(Waiter):
     def started(self, index: int, grant: Grant) -> None:
         """Receive a seat for another sequence, at the same node."""
         self.seats.grant(index, grant)
+
+    def paused(self, index: int, *, is_paused: bool) -> None:
+        """Suspend a sequence, or let it go on."""
+        self.seats.pause(index, is_paused=is_paused)
 
     def refused(self, _error: FairleadError) -> None:
         """Receive the error because of which there will be no seat (again)."""

@@ -1,0 +1,88 @@
+"""Tells the scheduler which sequences have run for a quantum: a time, or a number of tokens."""
+
+from collections import deque
+from typing import NamedTuple
+
+import trio
+
+from fairlead.base.config import QueueConfig
+from fairlead.router.dispatch.scheduling import JobScheduler
+from fairlead.router.dispatch.ticket import Run, RunState
+from fairlead.router.dispatch.timer import Alarm, Timer
+from fairlead.router.dispatch.waiter import Waiter
+
+LOOKS = 16
+"""How often tokens are counted in a quantum, while jobs wait."""
+
+
+class _Growing(NamedTuple):
+    """A sequence that began or went on at `since_s`, as the run with this `number`.
+
+    `tokens`: those of its job then.
+    """
+
+    waiter: Waiter
+    run: Run
+    number: int
+    since_s: float
+    tokens: int
+
+
+class Ripening:
+    """The sequences that have not run for a quantum yet, the oldest first.
+
+    scheduler: gets `ripened`.
+    timer: the dispatcher's.
+    queue: the settings.
+
+    Tokens are those of the job, divided by its sequences that run. A front reports them once a second.
+    """
+
+    def __init__(self, scheduler: JobScheduler, timer: Timer, queue: QueueConfig) -> None:
+        self._scheduler = scheduler
+        self._timer = timer
+        self._queue = queue
+        self._growing: deque[_Growing] = deque()
+        self._alarm: Alarm | None = None
+
+    def add(self, waiter: Waiter, run: Run) -> None:
+        """Record that a sequence has begun, or goes on."""
+        if not self._queue.suspension or run.is_whole:
+            return
+        now = trio.current_time()
+        self._growing.append(_Growing(waiter, run, run.number, now, waiter.generated()))
+        if self._alarm is None or self._alarm.dropped:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._alarm = self._timer.at(trio.current_time() + self._queue.quantum_s / LOOKS, self._look)
+
+    def _look(self) -> None:
+        """Report the sequences that are ripe. While nothing waits, those of the right age are enough."""
+        last_s = trio.current_time() - self._queue.quantum_s
+        ripe = []
+        while self._growing and self._growing[0].since_s <= last_s:
+            ripe.append(self._growing.popleft())
+        if self._scheduler.waiting():
+            enough = [each for each in self._growing if self._tokens_of(each) >= self._queue.quantum_tokens]
+            ripe += enough
+            if enough:
+                self._growing = deque(each for each in self._growing if each not in enough)
+        if self._growing:
+            self._look_again()
+        for each in ripe:
+            if _is_current(each):
+                self._scheduler.ripened(each.waiter.ticket, each.run.index)
+
+    def _tokens_of(self, growing: _Growing) -> int:
+        running = len(growing.waiter.ticket.runs) or 1
+        return (growing.waiter.generated() - growing.tokens) // running
+
+
+def _is_current(growing: _Growing) -> bool:
+    run = growing.run
+    return (
+        run.ticket.runs.get(run.index) is run
+        and run.state is RunState.RUNNING
+        and run.number == growing.number
+    )

@@ -1,0 +1,135 @@
+"""Which sequence has to pause, so that a job that waits gets its seat. Pure.
+
+The decision list, for each model with jobs that wait:
+
+1. A job of a class that preempts takes the seat of the newest sequence of the lowest class below its own.
+2. A job whose tenant holds fewer seats than its share takes the seat of the newest sequence of the tenant
+   that is furthest above its own share. A tenant is above if it has its share without that seat, too. So one
+   seat is never taken away, and a tenant that loses one never falls below its share.
+
+A sequence is suspended only after a quantum, and at most three times until its tenant is within its share.
+Its class is not higher than that of the job, unless jobs of that class hold less than `min_share` of the
+seats.
+
+The share of a tenant is its part by weight of the model's seats, among those that hold seats or wait.
+Example: 8 seats, all A's; B sends two jobs: the shares are 4 and 4, and B gets two of A's seats. C sends one
+job: the shares are 2⅔, and C gets another of A's. A goes on with 5, and gets more when B and C have finished.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+from fairlead.router.dispatch.node_pool import NodePool
+from fairlead.router.dispatch.queue import Queue
+from fairlead.router.dispatch.ticket import Run, Ticket
+
+MOST_SUSPENSIONS = 3
+
+
+class Exchange(NamedTuple):
+    """A sequence that may be suspended, and whether a job may have its seat."""
+
+    victim: Run
+    may_have: Callable[[Ticket], bool]
+
+
+class Suspension:
+    """Finds exchanges.
+
+    queue: what waits.
+    nodes: what runs.
+    preempting: the indexes of the classes that preempt.
+    """
+
+    def __init__(self, queue: Queue, nodes: NodePool, *, preempting: Collection[int] = ()) -> None:
+        self._queue = queue
+        self._nodes = nodes
+        self._preempting = sorted(preempting)
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Yield what may be exchanged, the best first. The first one that succeeds ends the search."""
+        for model, waiting in list(self._queue.waiting.items()):
+            nodes = self._nodes.suspending(model)
+            runs = [run for node in nodes for run in node.runs]
+            if any(run.is_ripe for run in runs):
+                runs.sort(key=lambda run: -run.number)
+                shares = _Shares(self._queue, model, runs, seats=sum(node.limits.seats for node in nodes))
+                shares.forgive(self._queue.suspended())
+                yield from self._for_classes(model, waiting, runs)
+                yield from shares.exchanges(waiting)
+
+    def _for_classes(
+        self, model: str, waiting: Counter[tuple[str, int]], runs: list[Run]
+    ) -> Iterator[Exchange]:
+        for preempting in self._preempting:
+            if any(priority == preempting for _, priority in waiting):
+                below = [run for run in runs if _may_pause(run) and run.ticket.job.priority > preempting]
+                # The newest of the lowest class: `runs` begins with the newest, and `max` takes the first.
+                victim = max(below, key=lambda run: run.ticket.job.priority, default=None)
+                if victim is not None:
+                    yield Exchange(victim, _is_of(model, preempting))
+
+
+class _Shares:
+    """The seats that each tenant holds of a model, and its share of them. `runs` has the newest first."""
+
+    def __init__(self, queue: Queue, model: str, runs: list[Run], *, seats: int) -> None:
+        self._model = model
+        self._runs = runs
+        self._seats = seats
+        self._least = queue.min_share * seats  # of each class that waits
+        self._held = Counter(run.ticket.job.tenant for run in runs)
+        self._of_class = Counter(run.ticket.job.priority for run in runs)
+        self._weight = queue.weight
+        active = self._held.keys() | {tenant for tenant, _ in queue.waiting[model]}
+        self._seats_per_weight = seats / sum(map(queue.weight, active))
+
+    def share(self, tenant: str) -> float:
+        return self._seats_per_weight * self._weight(tenant)
+
+    def forgive(self, suspended: Collection[Run]) -> None:
+        """Count no suspensions of the sequences of a tenant that is within its share."""
+        for run in (*self._runs, *suspended):
+            job = run.ticket.job
+            is_within = job.model == self._model and self._held[job.tenant] <= self.share(job.tenant)
+            if run.suspensions and is_within:
+                run.suspensions = 0
+
+    def exchanges(self, waiting: Collection[tuple[str, int]]) -> Iterator[Exchange]:
+        above = {
+            tenant: held - self.share(tenant)
+            for tenant, held in self._held.items()
+            if held - 1 >= self.share(tenant) - 1e-9
+        }
+        if not above or all(self._held[tenant] >= self.share(tenant) for tenant, _ in waiting):
+            return
+        victims: defaultdict[str, list[Run]] = defaultdict(list)
+        for run in self._runs:
+            if _may_pause(run) and run.ticket.job.tenant in above:
+                victims[run.ticket.job.tenant].append(run)
+        for tenant in sorted(victims, key=lambda tenant: -above[tenant]):
+            tried = set()
+            for run in victims[tenant]:
+                priority = run.ticket.job.priority
+                if priority not in tried:  # older ones of the same class are for the same jobs
+                    tried.add(priority)
+                    yield Exchange(run, self._is_below(priority))
+
+    def _is_below(self, victim_priority: int) -> Callable[[Ticket], bool]:
+        def may_have(ticket: Ticket) -> bool:
+            job = ticket.job
+            if job.model != self._model or self._held[job.tenant] >= self.share(job.tenant):
+                return False
+            return job.priority <= victim_priority or self._of_class[job.priority] + 1 <= self._least
+
+        return may_have
+
+
+def _may_pause(run: Run) -> bool:
+    # A portion of texts to embed takes about one step: it is over before it could pause.
+    return run.is_ripe and run.suspensions < MOST_SUSPENSIONS and not run.ticket.job.is_embedding
+
+
+def _is_of(model: str, priority: int) -> Callable[[Ticket], bool]:
+    return lambda ticket: ticket.job.model == model and ticket.job.priority == priority
