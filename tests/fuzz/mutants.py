@@ -196,12 +196,12 @@ class SwapUnderWork(Dispatcher):
         swaps.start = partial(self._start_swaps, swaps.start)
 
     def _start_swaps(self, real: Callable[[], bool]) -> bool:
-        busy = {node: node.busy for node in self.scheduler._nodes.values()}
+        busy = {node: node.jobs for node in self.scheduler._nodes.values()}
         for node in busy:
-            node.busy = 0
+            node.jobs = 0
         has_more_seats = real()
         for node, count in busy.items():
-            node.busy = count
+            node.jobs = count
         return has_more_seats
 
 

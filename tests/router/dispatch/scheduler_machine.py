@@ -470,7 +470,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         victim, newcomer = ticket.job, self.newcomer.job
         assert victim.priority >= newcomer.priority
         if victim.priority == newcomer.priority:
-            waiting = [other.job for other in self.tickets(TicketState.QUEUED)] + [victim]
+            # What jobs that run wait for counts, too, but is not displaced.
+            begun = [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
+            waiting = [other.job for other in [*self.tickets(TicketState.QUEUED), *begun]] + [victim]
             of_class = [other.tenant for other in waiting if other.priority == victim.priority]
             of_same_tenant = sum(other.tenant == newcomer.tenant for other in waiting)
             assert of_class.count(victim.tenant) >= of_same_tenant + 2
@@ -823,6 +825,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                         continue
                     if ticket.state is TicketState.QUEUED and model in run[0].node.closed_models:
                         continue
+                    if self.room_for_own(run[0].node) < 0:
+                        continue  # it has fewer seats than before, so a seat that is given back is not free
                     is_above = held[victim.tenant] - 1 >= share
                     is_fair = is_above and held[job.tenant] < share and victim.priority >= job.priority
                     preempts = job.priority in self.preempting and victim.priority > job.priority

@@ -25,6 +25,7 @@ from fairlead.router.dispatch.tickets import Tickets
 from router.dispatch import test_fullness as fullness
 from router.dispatch import test_job_seats as job_seats
 from router.dispatch import test_scheduler_swaps as swaps
+from router.dispatch import test_sequence_seats as sequence_seats
 from router.dispatch import test_suspension as pauses
 from router.dispatch.scheduler_machine import (
     SETTINGS,
@@ -40,9 +41,9 @@ TestTokens = TokensMachine.TestCase
 TestTokens.settings = SETTINGS
 
 TestSequences = SequenceMachine.TestCase
-TestSequences.settings = SETTINGS
+TestSequences.settings = settings(SETTINGS, max_examples=50)
 TestSequencesByTokens = TokensSequenceMachine.TestCase
-TestSequencesByTokens.settings = SETTINGS
+TestSequencesByTokens.settings = settings(SETTINGS, max_examples=50)
 
 
 @pytest.mark.nightly
@@ -73,12 +74,12 @@ def keeps_the_seat_of_a_removed_job(self: NodePool, ticket: Ticket) -> NodeState
 
 
 def evicts_a_busy_model(self: Swaps) -> None:
-    busy = {node: node.busy for node in self._nodes.values()}
-    for node in busy:
-        node.busy = 0
+    jobs = {node: node.jobs for node in self._nodes.values()}
+    for node in jobs:
+        node.jobs = 0
     _start_swaps(self)
-    for node, count in busy.items():
-        node.busy = count
+    for node, count in jobs.items():
+        node.jobs = count
 
 
 def never_starts_a_swap(self: Swaps) -> None:
@@ -200,9 +201,9 @@ def refunds_nothing(self: Queue, ticket: Ticket, *, down_to: float) -> None:
 
 def removes_busy_nodes(self: Scheduler) -> None:
     for node in [node for node in self._nodes.values() if node.leaving]:
-        node.busy, kept = 0, node.busy
+        node.jobs, kept = 0, node.jobs
         _remove_leaving_nodes(self)
-        node.busy = kept
+        node.jobs = kept
 
 
 def grants_seats_of_a_removed_node(self: NodeState) -> int:
@@ -237,12 +238,14 @@ def takes_one_seat_for_all_sequences(self: NodeState, tokens: int, seats: int = 
 
 
 def gives_back_one_seat(self: NodePool, ticket: Ticket) -> NodeState:
-    ticket.seats = 1
+    for run in ticket.runs.values():
+        run.seats = 1
     return _release(self, ticket)
 
 
 def gives_back_as_many_seats_as_it_would_take_now(self: NodePool, ticket: Ticket) -> NodeState:
-    ticket.seats = ticket.node.seats_for(ticket.job.seats)
+    for run in ticket.runs.values():
+        run.seats = ticket.node.seats_for(ticket.job.seats)
     return _release(self, ticket)
 
 
@@ -363,7 +366,7 @@ def starts_the_same_sequence_again(self: NodePool, ticket: Ticket, index: int, s
     _begin_run(self, ticket, 0, seats)
 
 
-def charges_the_first_sequence_only(self: Ticket) -> float:
+def charges_all_for_each_sequence(self: Ticket) -> float:
     return self.cost
 
 
@@ -453,7 +456,6 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
     [
         (Suspension, "exchanges", suspends_the_oldest),
         (suspension, "_may_pause", suspends_before_a_quantum),
-        (suspension, "_may_pause", suspends_without_end),
         (Suspension, "exchanges", suspends_for_nobody),
         (suspension._Shares, "share", takes_half_a_seat_above_as_above),
         (suspension._Shares, "share", ignores_who_waits),
@@ -462,7 +464,6 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
         (Queue, "suspend", forgets_suspended_sequences),
         (Queue, "remove_run", leaves_suspended_sequences_of_ended_jobs),
         (NodePool, "begin", starts_the_same_sequence_again),
-        (Ticket, "share", property(charges_the_first_sequence_only)),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -475,6 +476,18 @@ def test_violated_rule_of_sequences_is_detected(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "case"),
     [
+        (
+            suspension,
+            "_may_pause",
+            suspends_without_end,
+            pauses.test_sequence_pauses_at_most_three_times_until_its_tenant_is_within_its_share,
+        ),
+        (
+            Ticket,
+            "share",
+            property(charges_all_for_each_sequence),
+            sequence_seats.test_each_sequence_is_charged_when_it_starts,
+        ),
         (
             Tickets,
             "_finish_closing_nodes",
