@@ -157,7 +157,7 @@ class QueueFull(FairleadError):
 
 
 class Displaced(FairleadError):
-    """The job was removed from a full queue, for a tenant with fewer queued jobs."""
+    """The job was removed from a full queue for a tenant with fewer queued jobs, or from an idle seat."""
 
     status = 429
     code = "displaced"

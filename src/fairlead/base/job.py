@@ -209,6 +209,7 @@ class Job(msgspec.Struct, frozen=True):
     parts: how the text is divided into parts; None: all of it is content.
     grammar_field: the field of the request from which the grammar of `sampling` was made, for errors.
     cache_owner: it uses only cached prefixes of jobs with the same one; empty: those that tenants share.
+    when_idle: it gets only seats that no other job waits for, and is stopped when one does.
     """
 
     id: str
@@ -233,6 +234,7 @@ class Job(msgspec.Struct, frozen=True):
     parts: AnswerParts | None = None
     grammar_field: str = ""
     cache_owner: str = ""
+    when_idle: bool = False
 
     @property
     def needs_own_node(self) -> bool:

@@ -35,6 +35,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     priority: A class by its name, or a number as in vLLM; None: the default class.
     no_queue: The job is refused if it would have to wait.
     wait_limit_s: How long the job may wait, in seconds; None: as long as the queue's timeout.
+    when_idle: The job gets only seats that no other job waits for, waits for them without a limit, and fails
+        with `Displaced` when another job needs its seat.
     streams: The bytes of the answer are wanted as they come.
     body_bytes: The size of the request. Long ones are handled in threads, by tenants' turns.
     headers: Names in lower case and values of what a dialect has beside its bodies; for nodes that speak it.
@@ -54,6 +56,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     priority: str | int | None = None
     no_queue: bool = False
     wait_limit_s: float | None = None
+    when_idle: bool = False
     streams: bool = False
     body_bytes: int = 0
     headers: Sequence[tuple[str, str]] = ()

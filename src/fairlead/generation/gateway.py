@@ -374,4 +374,5 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         must_be_relayed=relay is not None and not job.prompts,
         needs_own_node=job.needs_own_node,
         has_no_tokens=job.has_no_tokens,
+        when_idle=job.when_idle,
     )

@@ -117,6 +117,7 @@ class JobService:
             priority=self.priority(caller),
             no_queue=caller.no_queue,
             wait_limit_s=caller.wait_limit_s,
+            when_idle=caller.when_idle,
             traceparent=caller.traceparent,
             path=caller.path,
             client=caller.address,

@@ -171,6 +171,8 @@ class DispatchClient:
     async def wait(self, job: "_OpenJob") -> None:
         """Wait until the job has a seat, or raise its error."""
         timeout_s = min(self._queue.timeout_s, job.spec.wait_limit_s or inf)
+        if job.spec.when_idle:
+            timeout_s = inf
         last = inf if job.has_begun else job.arrived_at + timeout_s + TIMEOUT_MARGIN_S
         with trio.move_on_at(last) as deadline:
             await job.event.wait()

@@ -17,7 +17,15 @@ import trio
 from msgspec.structs import asdict
 
 from fairlead.base.config import QueueConfig
-from fairlead.base.errors import Cancelled, FairleadError, ModelLoading, NodesFull, QueueFull, QueueTimeout
+from fairlead.base.errors import (
+    Cancelled,
+    Displaced,
+    FairleadError,
+    ModelLoading,
+    NodesFull,
+    QueueFull,
+    QueueTimeout,
+)
 from fairlead.base.grant import Grant
 from fairlead.base.requester import Requester, who
 from fairlead.base.sequence_seats import SequenceSeats
@@ -25,6 +33,7 @@ from fairlead.base.supervision import contain
 from fairlead.router.dispatch.effects import PausedModel, SchedulerStatistics
 from fairlead.router.dispatch.estimates import WaitEstimate
 from fairlead.router.dispatch.held_sequences import HeldSequences
+from fairlead.router.dispatch.idle_jobs import IdleJobs
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.model_lifecycle import ModelLifecycle
 from fairlead.router.dispatch.node_state import NodeState
@@ -140,6 +149,7 @@ class Dispatcher:
         self.next_grant = Grant(epoch, 1)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
+        self._idle = IdleJobs(self.scheduler)
         self._pauses: dict[PausedModel, tuple[float, Alarm]] = {}  # of models that are full: their ends
         self._failed: dict[str, Alarm] = {}  # nodes that failed lately, each with the alarm that ends this
         self._closing: dict[str, trio.Event] = {}  # closed nodes that still have jobs
@@ -181,12 +191,17 @@ class Dispatcher:
         """Submit a job that arrived `age_s` seconds ago. Its result may be there before this returns."""
         self._add(waiter, age_s)
         job, ticket = waiter.ticket.job, waiter.ticket
+        if job.when_idle:
+            self._idle.add(waiter)
+            self._fill_idle_seats()
+            return
         self.scheduler.submit(ticket, too_long=self._too_long(job))
         if ticket.state is TicketState.QUEUED:
             waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
         if waiter.error is not None:
             self._load_if_refused(waiter)
+        self._make_way(ticket)
 
     def restore(self, waiter: Waiter, seat: HeldSeat, *, age_s: float) -> None:
         """Give a job of an earlier dispatcher the seat that it holds, without a grant."""
@@ -202,6 +217,8 @@ class Dispatcher:
         self.estimator.granted(waiter)
         for run in waiter.ticket.runs.values():
             self._ripening.add(waiter, run)
+        if waiter.ticket.job.when_idle:
+            self._idle.restore(waiter)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
 
     def node_failed(self, waiter: Waiter) -> None:
@@ -225,6 +242,7 @@ class Dispatcher:
                 self._expect_recovery(ticket)
                 self.scheduler.requeued(ticket)
         self._set_alarm(waiter, trio.current_time() + self._starvation_s)
+        self._make_way(ticket)
 
     def end(self, waiter: Waiter) -> None:
         """Release all that an ended job holds. Synchronous, so that no other task runs in between."""
@@ -235,7 +253,9 @@ class Dispatcher:
         if self._by_id.get(ticket.job.request_id) is waiter:
             del self._by_id[ticket.job.request_id]
         self.estimator.ended(waiter)
+        self._idle.discard(waiter)
         self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
+        self._fill_idle_seats()
 
     def suspend(self, ticket: Ticket, index: int) -> None:
         """Have a sequence pause."""
@@ -387,6 +407,21 @@ class Dispatcher:
         if (event := self._closing.pop(node_id, None)) is not None:
             event.set()
 
+    # Jobs for idle seats -----------------------------------------------------------------------------
+
+    def _fill_idle_seats(self) -> None:
+        """Submit the jobs that wait for idle seats, one for each such seat."""
+        while (waiter := self._idle.next()) is not None:
+            waiter.arrived_at = trio.current_time()
+            self.scheduler.submit(waiter.ticket)
+            self._load_if_refused(waiter)
+
+    def _make_way(self, ticket: Ticket) -> None:
+        """Stop jobs in idle seats for a job that waits."""
+        if self._idle and ticket.state is TicketState.QUEUED and not ticket.job.when_idle:
+            for waiter in self._idle.displace(ticket.job):
+                self.stop(waiter.ticket, Displaced("another request needs the seat"))
+
     # Clocks and costs --------------------------------------------------------------------------------
 
     def _too_long(self, job: JobSpec) -> QueueFull | None:
@@ -407,13 +442,15 @@ class Dispatcher:
 
     def _add(self, waiter: Waiter, age_s: float) -> None:
         waiter.arrived_at = trio.current_time() - age_s
-        waiter.deadline = waiter.arrived_at + self._timeout_s(waiter.ticket)
+        # A job for idle seats waits until its owner ends it.
+        is_limited = not waiter.ticket.job.when_idle
+        waiter.deadline = waiter.arrived_at + self._timeout_s(waiter.ticket) if is_limited else inf
         self._waiters[waiter.ticket] = self._by_id[waiter.ticket.job.request_id] = waiter
 
     def _set_alarm(self, waiter: Waiter, starves_at: float = inf) -> None:
         """Set the alarm for what comes next: a queued job starves, or the deadline of its wait passes."""
         state = waiter.ticket.state
-        if state is TicketState.DONE:
+        if state is TicketState.DONE or waiter.ticket.job.when_idle:
             return
         if waiter.alarm is not None:
             waiter.alarm.drop()
@@ -489,3 +526,11 @@ class Dispatcher:
     def _charge_regularly(self) -> None:
         self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)
         self.charge_running()
+        if self._idle:
+            # Nodes may have come up, and jobs that wait may lack cache memory rather than a seat.
+            waiting = (ticket for ticket in self._waiters if ticket.state is TicketState.QUEUED)
+            for ticket in {
+                ticket.job.model: ticket for ticket in waiting if not ticket.job.when_idle
+            }.values():
+                self._make_way(ticket)
+            self._fill_idle_seats()

@@ -42,6 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     must_be_relayed: only nodes that take such requests can run it.
     needs_own_node: remote servers cannot run it.
     has_no_tokens: it is charged for `REQUEST_TOKENS` instead.
+    when_idle: it gets only seats that no other job waits for (`IdleJobs`).
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     must_be_relayed: bool = False
     needs_own_node: bool = False
     has_no_tokens: bool = False
+    when_idle: bool = False
 
     @property
     def seats(self) -> int:
