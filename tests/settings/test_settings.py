@@ -18,6 +18,17 @@ TESTS = Path(__file__).parent.parent
 # Tests of settings that `app.run` applies before it serves, each run with the setting and without it, and of
 # settings of several machines.
 ELSEWHERE = {
+    "batches.folder": (
+        "server/batches/test_batch_routes.py::test_without_a_folder_files_and_batches_are_not_served"
+    ),
+    "batches.tenantBytes": (
+        "server/batches/test_batch_routes.py::test_upload_beyond_the_tenants_bytes_is_refused_and_leaves_nothing"
+    ),
+    "batches.lines": (
+        "server/batches/test_batch_routes.py::"
+        "test_batch_of_an_invalid_file_fails_with_the_reason_and_runs_nothing"
+    ),
+    "batches.keepDays": "server/batches/test_store.py::test_old_files_and_batches_are_removed",
     "logJson": "settings/test_logging_settings.py::test_log_json",
     "logLevel": "settings/test_logging_settings.py::test_log_level",
     "otlpEndpoint": "settings/test_logging_settings.py::test_otlp_endpoint",

@@ -146,6 +146,20 @@ class UnknownCoding(FairleadError):
     known: tuple[str, ...] = ()
 
 
+class StorageFull(FairleadError):
+    """A tenant's files and results take `batches.tenantBytes` on the disk. Only deleting some helps."""
+
+    status = 413
+    code = "storage_full"
+
+
+class Conflict(FairleadError):
+    """The object is in use, so that it cannot be changed or removed now."""
+
+    status = 409
+    code = "conflict"
+
+
 # Exhausted capacity --------------------------------------------------------------------------------
 
 

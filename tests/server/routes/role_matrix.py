@@ -63,6 +63,7 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/images/edits": {"prompt": "hello"},
     "/images/variations": {},
     "/moderations": {"input": "hello"},
+    "/batches": {"input_file_id": "absent", "endpoint": "/v1/completions", "completion_window": "24h"},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [10]},
     "/api/chat": {"messages": _MESSAGES},

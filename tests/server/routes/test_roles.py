@@ -86,7 +86,7 @@ async def test_route_answers_401_or_403_unless_the_key_has_the_role(
     fleet.statuses = None if is_relayed else [s for s in STATUSES if s.model == "small"]
     reply = await call(server(route), route, caller)
     check(caller, needed, reply.status, reply.body)
-    if caller == "admin" and not route.parameters:
+    if caller == "admin" and not route.parameters and route.tag != "batches":  # which need a folder
         assert reply.status == route.status
     if reply.status in (401, 403):
         assert fleet.calls == []

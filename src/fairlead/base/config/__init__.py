@@ -47,6 +47,7 @@ from fairlead.base.config.models import (
 from fairlead.base.config.selectors import SelectorConfig, SelectorSettings
 from fairlead.base.config.server import (
     MOST_UPLOADS,
+    BatchesConfig,
     Config,
     Limits,
     QueueConfig,
@@ -76,6 +77,7 @@ __all__ = [
     "UNIX_PREFIX",
     "AnyModelConfig",
     "ApiKey",
+    "BatchesConfig",
     "Budget",
     "BudgetsConfig",
     "ClusterConfig",

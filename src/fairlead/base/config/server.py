@@ -172,6 +172,23 @@ class ResponsesConfig(msgspec.Struct, frozen=True, rename=spelled):
     """How long a response is kept after its end, or after the last request that continued it."""
 
 
+class BatchesConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """OpenAI's Files and Batch API: files on disk, and requests that run in seats that nothing else needs."""
+
+    folder: str | None = None
+    """The folder of files, batches and their results, which is made if it is absent. Fronts on several
+    machines must share it. Without it, `/v1/files` and `/v1/batches` are refused.
+    """
+    tenant_bytes: AtLeastOne = 1024 * 1024 * 1024
+    """Maximum size in bytes of the files and results of one tenant; further files are refused with 413. Each
+    counts as 4,096 bytes at least.
+    """
+    lines: AtLeastOne = 50_000
+    """Maximum number of requests in a batch."""
+    keep_days: AtLeastOne = 30
+    """How many days files, results and ended batches are kept."""
+
+
 # Files of a web page. A browser that requests them for an open page must not load a model.
 _STATIC_FILES = r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$"
 
@@ -242,6 +259,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
     responses: ResponsesConfig = ResponsesConfig()
+    batches: BatchesConfig = BatchesConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     request_timeout_s: Seconds = 600.0
     """How long a job may run, from its seat to its last token, before it fails with 408."""

@@ -125,6 +125,22 @@ class Authenticator:
         digest = _digest(presented.encode("latin-1"))
         return self._by_digest.get(digest) or self._find_stored(digest)
 
+    def with_id(self, key_id: str) -> ApiKey | None:
+        """Return the key with this id, for work that it has requested before; None for "", if none is needed.
+
+        Raises `InvalidApiKey`, and `StoreUnavailable` while the keys of the store are not known.
+        """
+        if not key_id and not self._keys:
+            return None
+        now = self._now()
+        valid = [secret.api_key for secret in self._stored.values() if now < secret.expires_at]
+        for api_key in (*self._by_digest.values(), *valid):
+            if owner_of(api_key) == key_id:
+                return api_key
+        if not self._knows_stored:
+            raise StoreUnavailable("the API key is not known yet: the keys of the store were not read")
+        raise InvalidApiKey("the API key is not valid any more")
+
     def _find_stored(self, digest: bytes) -> ApiKey | None:
         """Return a stored key that is valid now. The time may reveal a part of a digest, but never a key."""
         found = self._stored.get(digest)

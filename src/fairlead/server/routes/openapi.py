@@ -158,10 +158,10 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         operation["description"] = unserved.notes(route.refused_fields)
     if parameters:
         operation["parameters"] = parameters
+    body = {} if route.form is None else {FORM: {"schema": route.form}}
     if route.body is not None:
-        body = {JSON: {"schema": schema_of[str(route.body)]}}
-        if route.form is not None:
-            body = {FORM: {"schema": route.form}} | body
+        body |= {JSON: {"schema": schema_of[str(route.body)]}}
+    if body:
         operation["requestBody"] = {"required": True, "content": body}
     if route.permission in KEYLESS:
         operation["security"] = []

@@ -71,8 +71,8 @@ class Route:
     is_versionless: It is also served without `/v1`.
     tag: Groups the operations in the documents; None: it is not documented.
     summary: What it does, in the documents.
-    body: The type of the body; None: it has none.
-    form: The schema of a form, which the body may be instead of JSON.
+    body: The type of the body; None: it has none, or only a form.
+    form: The schema of a form, which the body may be instead of JSON, or is without `body`.
     answer: The type of a successful response.
     error: The type of the body of an error.
     status: The status of a successful response.
@@ -112,7 +112,7 @@ class Route:
     def error_statuses(self) -> list[int]:
         """The statuses of the errors that the route may respond with."""
         statuses = {*self.errors}
-        if self.body is not None:
+        if self.body is not None or self.form is not None:
             statuses |= {400, 408, 413, 415}
         if self.permission is not Permission.PROBE:
             statuses.add(403)

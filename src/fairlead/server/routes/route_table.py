@@ -21,6 +21,7 @@ from fairlead.dialects.unserved import TOKENIZE
 from fairlead.router.dispatch.dispatcher import DispatchStatistics
 from fairlead.router.dispatch.estimates import WaitEstimate
 from fairlead.router.fleet.status import ModelStatus, NodeStatus
+from fairlead.server.batches.table import BATCH_ROUTES
 from fairlead.server.dashboard.pages import Dashboard
 from fairlead.server.organization.table import ORGANIZATION_ROUTES
 from fairlead.server.responses.table import RESPONSE_ROUTES
@@ -363,6 +364,7 @@ def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
 
 _WITH_VERSION = (
     *_GENERATION,
+    *BATCH_ROUTES,
     *_MEDIA,
     *OLLAMA_ROUTES,
     *_MODELS,

@@ -91,7 +91,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
         self.callers = Callers(TrustedProxies(services.config.trusted_proxies), self._auth.line_of)
-        views = Views(services, routes, self._reader, self._auth, self._cors)
+        views = Views(services, routes, self._reader, self._auth, self._cors, self._authenticator)
         self.counts = views.counts
         assert all(route.permission is Permission.KEY for route in routes if route.is_direct)
         self._views = {(route.method, route.path): views.of(route) for route in routes}
@@ -160,8 +160,10 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         async def run_tasks() -> AsyncIterator[None]:
             self.nursery.start_soon(views.events.record_history)
             await self.nursery.start(views.responses.background.run)
+            self.nursery.start_soon(views.batches.run)
             yield
             views.events.stop()
+            views.batches.stop()
             views.responses.background.stop()
 
     async def _enter(self) -> QuartResponse | None:

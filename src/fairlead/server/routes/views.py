@@ -7,8 +7,10 @@ from fairlead.generation.metrics.job_metrics import FrontCounts
 from fairlead.generation.metrics.snapshot import Overview
 from fairlead.generation.pipeline import GenerationPipeline
 from fairlead.generation.services import Services
+from fairlead.router.quotas.access import Authenticator
 from fairlead.server.auth.cors import Cors
 from fairlead.server.auth.request_auth import RequestAuth
+from fairlead.server.batches.routes import BatchRoutes
 from fairlead.server.dashboard.pages import Dashboard
 from fairlead.server.organization.keys import KeyRoutes
 from fairlead.server.organization.usage import UsageRoutes
@@ -38,6 +40,7 @@ class Views:
     reader: Reads requests, and has the jobs.
     auth: Checks what only operators may do.
     cors: Says which pages of other servers may send requests.
+    authenticator: Says whether the key of a batch is still valid.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Views:
         reader: RequestReader,
         auth: RequestAuth,
         cors: Cors,
+        authenticator: Authenticator,
     ) -> None:
         self._gateway, self._auth, self._unread = services.gateway, auth, reader.unread
         pipeline = GenerationPipeline(reader.jobs)
@@ -60,8 +64,10 @@ class Views:
         )  # shared: rates are computed between snapshots
         self.events = Events(overview.snapshot, services.draining, services.scope_of)
         self.responses = ResponseRoutes(reader, pipeline)
+        self.batches = BatchRoutes(reader, pipeline, authenticator)
         self._objects = (
             self.responses,
+            self.batches,
             ModelRoutes(reader.jobs),
             Tokens(reader),
             UpstreamRoute(reader, cors),
