@@ -243,7 +243,8 @@ class BatchRun:
 
     async def _run_request(self, number: int, size: int) -> None:
         request = await in_thread(self._requests.read, number)
-        self._unwritten.append(await self._execution.run(self.record, number, request))
+        result = await self._execution.run(self.record, number, request)
+        self._unwritten.append(result)  # `_flush` may have replaced the list meanwhile
         self._running -= 1
         self._running_bytes -= size
         self._freed.set()
