@@ -27,7 +27,7 @@ from fairlead.router.dispatch.ticket import Run, Ticket
 MOST_SUSPENSIONS = 3
 
 
-class Exchange(NamedTuple):
+class SeatExchange(NamedTuple):
     """A sequence that may be suspended, and whether a job may have its seat."""
 
     victim: Run
@@ -47,7 +47,7 @@ class Suspension:
         self._nodes = nodes
         self._preempting = sorted(preempting)
 
-    def exchanges(self) -> Iterator[Exchange]:
+    def exchanges(self) -> Iterator[SeatExchange]:
         """Yield what may be exchanged, the best first. The first one that succeeds ends the search."""
         for model, waiting in list(self._queue.waiting.items()):
             nodes = self._nodes.suspending(model)
@@ -61,14 +61,14 @@ class Suspension:
 
     def _for_classes(
         self, model: str, waiting: Counter[tuple[str, int]], runs: list[Run]
-    ) -> Iterator[Exchange]:
+    ) -> Iterator[SeatExchange]:
         for preempting in self._preempting:
             if any(priority == preempting for _, priority in waiting):
                 below = [run for run in runs if _may_pause(run) and run.ticket.job.priority > preempting]
                 # The newest of the lowest class: `runs` begins with the newest, and `max` takes the first.
                 victim = max(below, key=lambda run: run.ticket.job.priority, default=None)
                 if victim is not None:
-                    yield Exchange(victim, _is_of(model, preempting))
+                    yield SeatExchange(victim, _is_of(model, preempting))
 
 
 class _Shares:
@@ -96,7 +96,7 @@ class _Shares:
             if run.suspensions and is_within:
                 run.suspensions = 0
 
-    def exchanges(self, waiting: Collection[tuple[str, int]]) -> Iterator[Exchange]:
+    def exchanges(self, waiting: Collection[tuple[str, int]]) -> Iterator[SeatExchange]:
         above = {
             tenant: held - self.share(tenant)
             for tenant, held in self._held.items()
@@ -114,7 +114,7 @@ class _Shares:
                 priority = run.ticket.job.priority
                 if priority not in tried:  # older ones of the same class are for the same jobs
                     tried.add(priority)
-                    yield Exchange(run, self._is_below(priority))
+                    yield SeatExchange(run, self._is_below(priority))
 
     def _is_below(self, victim_priority: int) -> Callable[[Ticket], bool]:
         def may_have(ticket: Ticket) -> bool:
