@@ -56,16 +56,19 @@ class Suspension:
                 runs.sort(key=lambda run: -run.number)
                 shares = _Shares(self._queue, model, runs, seats=sum(node.limits.seats for node in nodes))
                 shares.forgive(self._queue.suspended())
-                yield from self._for_classes(model, waiting, runs)
-                yield from shares.exchanges(waiting)
+                # Where a seat is free, what waits must not have it: its node has rejected it as full.
+                taken = {node for node in nodes if node.room <= 0 and model not in node.closed_models}
+                victims = [run for run in runs if run.ticket.node in taken and _may_pause(run)]
+                yield from self._for_classes(model, waiting, victims)
+                yield from shares.exchanges(waiting, victims)
 
     def _for_classes(
-        self, model: str, waiting: Counter[tuple[str, int]], runs: list[Run]
+        self, model: str, waiting: Counter[tuple[str, int]], victims: list[Run]
     ) -> Iterator[SeatExchange]:
         for preempting in self._preempting:
             if any(priority == preempting for _, priority in waiting):
-                below = [run for run in runs if _may_pause(run) and run.ticket.job.priority > preempting]
-                # The newest of the lowest class: `runs` begins with the newest, and `max` takes the first.
+                below = [run for run in victims if run.ticket.job.priority > preempting]
+                # The newest of the lowest class: the newest comes first, and `max` takes the first.
                 victim = max(below, key=lambda run: run.ticket.job.priority, default=None)
                 if victim is not None:
                     yield SeatExchange(victim, _is_of(model, preempting))
@@ -96,7 +99,9 @@ class _Shares:
             if run.suspensions and is_within:
                 run.suspensions = 0
 
-    def exchanges(self, waiting: Collection[tuple[str, int]]) -> Iterator[SeatExchange]:
+    def exchanges(
+        self, waiting: Collection[tuple[str, int]], victims: Collection[Run]
+    ) -> Iterator[SeatExchange]:
         above = {
             tenant: held - self.share(tenant)
             for tenant, held in self._held.items()
@@ -104,13 +109,13 @@ class _Shares:
         }
         if not above or all(self._held[tenant] >= self.share(tenant) for tenant, _ in waiting):
             return
-        victims: defaultdict[str, list[Run]] = defaultdict(list)
-        for run in self._runs:
-            if _may_pause(run) and run.ticket.job.tenant in above:
-                victims[run.ticket.job.tenant].append(run)
-        for tenant in sorted(victims, key=lambda tenant: -above[tenant]):
+        of_tenant: defaultdict[str, list[Run]] = defaultdict(list)
+        for run in victims:
+            if run.ticket.job.tenant in above:
+                of_tenant[run.ticket.job.tenant].append(run)
+        for tenant in sorted(of_tenant, key=lambda tenant: -above[tenant]):
             tried = set()
-            for run in victims[tenant]:
+            for run in of_tenant[tenant]:
                 priority = run.ticket.job.priority
                 if priority not in tried:  # older ones of the same class are for the same jobs
                     tried.add(priority)
