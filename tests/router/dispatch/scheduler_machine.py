@@ -541,7 +541,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Return the nodes that were reported as idle, and that are still up and idle."""
         nodes = self.subject._nodes
         reported = dict.fromkeys(node_id for node_id, _ in self.effects.idle_nodes)
-        return [nodes[node_id] for node_id in reported if node_id in nodes and not nodes[node_id].busy]
+        return [nodes[node_id] for node_id in reported if node_id in nodes and not nodes[node_id].jobs]
 
     @precondition(lambda self: self.idle())
     @rule(data=st.data(), used=st.booleans())
@@ -823,10 +823,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     own = ticket.node is None or ticket.node is run[0].node
                     if not own or (ticket.node is None and run[0].node not in self.candidates(ticket)):
                         continue
-                    if ticket.state is TicketState.QUEUED and model in run[0].node.closed_models:
-                        continue
-                    if self.room_for_own(run[0].node) < 0:
-                        continue  # it has fewer seats than before, so a seat that is given back is not free
+                    if model in run[0].node.closed_models or self.room_for_own(run[0].node):
+                        continue  # with fewer seats than before, a seat that is given back is not free
                     is_above = held[victim.tenant] - 1 >= share
                     is_fair = is_above and held[job.tenant] < share and victim.priority >= job.priority
                     preempts = job.priority in self.preempting and victim.priority > job.priority
@@ -864,7 +862,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def requested_swap_starts_when_no_job_runs(self) -> None:
         swapped = {name for name in self.seats if name.startswith("swap")}
-        working = any(node.busy for name, node in self.subject._nodes.items() if name in swapped)
+        working = any(node.jobs for name, node in self.subject._nodes.items() if name in swapped)
         waiting = {
             ticket.job.model
             for ticket in self.tickets(TicketState.QUEUED)
