@@ -23,6 +23,7 @@ from fairlead.base.config import (
     ModelConfig,
     NodeConfig,
     QueueConfig,
+    TeamConfig,
     TimeoutsConfig,
 )
 
@@ -159,6 +160,9 @@ def test_impossible_setting_of_a_node_is_refused(settings, message):
         NodeConfig(**{"id": "big", "url": "http://10.0.0.2:8000", **settings})
 
 
+RED = {"red": TeamConfig()}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -168,6 +172,16 @@ def test_impossible_setting_of_a_node_is_refused(settings, message):
         ({"health_check": HealthConfig(failures=0)}, "healthCheck.failures: must be at least 1"),
         ({"limits": Limits(connections=0)}, "limits.connections: must be at least 1"),
         ({"queue": QueueConfig(tenant_weights={"ana": 0.0})}, "queue.tenantWeights.ana: must be more than 0"),
+        ({"teams": {"red": TeamConfig(weight=0)}}, "teams.red.weight: must be more than 0"),
+        ({"teams": {"red\0": TeamConfig()}}, "teams.red\0: must be a name of printable characters"),
+        (
+            {"api_keys": (ApiKey("k", team="green"),), "teams": RED},
+            r"apiKeys\[0\].team: must be one of the teams \(red\)",
+        ),
+        (
+            {"api_keys": (ApiKey("k", user="a", team="red"), ApiKey("l", user="a")), "teams": RED},
+            r"apiKeys\[1\].team: must be the same for all keys of the user a",
+        ),
         ({"swap": LruSwap(max_loaded=0)}, "swap.maxLoaded: must be at least 1"),
         ({"swap": MatrixSwap({})}, "swap.sets: must be one or more"),
         ({"swap": GroupSwap({"g": GroupConfig(("a", "a"))})}, r"swap.groups.g.members\[1\]: a is in a group"),

@@ -28,7 +28,7 @@ class Gateway(FakeGateway):
         return JobMetrics().statistics()
 
 
-async def no_wait(_model: str, _tenant: str, _priority: int) -> dict[str, Any]:
+async def no_wait(_model: str, _tenant: str, _priority: int, _team: str) -> dict[str, Any]:
     """Return the estimate for an empty queue."""
     return {"position": 0, "estimated_wait_s": 0}
 

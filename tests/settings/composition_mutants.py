@@ -23,6 +23,21 @@ COMPOSITION = (
     ),
     Mutant(_SCHEDULER, "min_share=queue.min_share,", "", "play", "queue.minShare"),
     Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),
+    Mutant("fairlead.server.routes.job_service:JobService.job", "team=team,", "", "play", "apiKeys[].team"),
+    Mutant(
+        "fairlead.server.routes.job_service:JobService.job",
+        "team_weight=team_weight,",
+        "",
+        "play",
+        "teams.NAME.weight",
+    ),
+    Mutant(
+        "fairlead.server.routes.routes:Application.change_keys",
+        "self._jobs.teams = teams",
+        "pass",
+        "reload",
+        "teams.NAME.weight",
+    ),
     Mutant(_SCHEDULER, "waiting_bytes=queue.waiting_bytes,", "", "play", "queue.waitingBytes"),
     Mutant(
         "fairlead.router.dispatch.wait_estimator:WaitEstimator.__init__",

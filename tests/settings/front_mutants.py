@@ -97,7 +97,13 @@ SEVERAL_FRONTS = (
         "apiKeys[].key",
     ),
     _of_fronts(f"{_FRONT}._reload", "await view.reload(config)", "pass", "reload", "models.ENGINE.aliases"),
-    _of_fronts(f"{_FRONT}._reload", "app.change_keys(config.api_keys)", "pass", "reload", "apiKeys[].key"),
+    _of_fronts(
+        f"{_FRONT}._reload",
+        "app.change_keys(config.api_keys, config.teams)",
+        "pass",
+        "reload",
+        "apiKeys[].key",
+    ),
     # What all fronts know.
     _of_fronts(
         f"{_FRONT}._services", "quotas=self._quotas,", "", "play", "apiKeys[].limits.requestsPerMinute"

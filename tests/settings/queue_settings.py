@@ -10,9 +10,11 @@ LONG_TOKENS = 60  # tokens: such a job takes the only seat for six seconds
 RELAY_NODE = {"id": "n", "url": f"http://{NODE[0]}:{NODE[1]}", "models": ["far"]}
 
 
-async def order(server: Served, *jobs: tuple[str, dict[str, object]]) -> list[str]:
+async def order(
+    server: Served, *jobs: tuple[str, dict[str, object]], holder_key: str | None = None
+) -> list[str]:
     """Submit all jobs while the only seat is taken; return their users in the order of the answers."""
-    holder = server.complete(tokens=10, user="holder")
+    holder = server.complete(tokens=10, user="holder", key=holder_key)
     await trio.sleep(0.3)
     pending: list[tuple[str, Pending]] = []
     for user, fields in jobs:
@@ -148,6 +150,37 @@ async def output_tokens_with_weight_0_cost_nothing(server: Served) -> None:
 @setting("queue.tenantWeights", {"queue": {"fairness": "tokens", "tenantWeights": {"user/A": 10}}})
 async def tenant_with_a_larger_weight_gets_more_turns(server: Served) -> None:
     served = await order(server, *[("B", {})] * 3, *[("A", {})] * 3)
+    assert served[-2:] == ["B", "B"], served
+
+
+def of_keys(names: str) -> list[tuple[str, dict[str, object]]]:
+    """Return a job for each letter, with the key of this name."""
+    return [(name, {"key": name}) for name in names]
+
+
+@setting(
+    "apiKeys[].team",
+    {
+        "apiKeys": [{"key": "A", "team": "red"}, {"key": "B", "team": "red"}, {"key": "C"}, {"key": "D"}],
+        "teams": {"red": {}},
+    },
+)
+async def keys_of_a_team_share_its_turns(server: Served) -> None:
+    served = await order(server, *of_keys("AABBCC"), holder_key="D")
+    assert served.index("C") == 1, served
+    assert served[3] == "C", served
+
+
+@setting(
+    "teams.NAME.weight",
+    {
+        "apiKeys": [{"key": "A", "team": "red"}, {"key": "B", "team": "blue"}, {"key": "D"}],
+        "teams": {"red": {"weight": 10}, "blue": {}},
+        "queue": {"fairness": "tokens"},
+    },
+)
+async def team_with_a_larger_weight_gets_more_turns(server: Served) -> None:
+    served = await order(server, *of_keys("BBBAAA"), holder_key="D")
     assert served[-2:] == ["B", "B"], served
 
 

@@ -210,6 +210,8 @@ class Job(msgspec.Struct, frozen=True):
     grammar_field: the field of the request from which the grammar of `sampling` was made, for errors.
     cache_owner: it uses only cached prefixes of jobs with the same one; empty: those that tenants share.
     when_idle: it gets only seats that no other job waits for, and is stopped when one does.
+    team: the team whose turn it takes, of which its tenant has a part; empty: none.
+    team_weight: what its team gets of the service, against a team with weight 1.
     """
 
     id: str
@@ -235,6 +237,8 @@ class Job(msgspec.Struct, frozen=True):
     grammar_field: str = ""
     cache_owner: str = ""
     when_idle: bool = False
+    team: str = ""
+    team_weight: float = 1.0
 
     @property
     def needs_own_node(self) -> bool:

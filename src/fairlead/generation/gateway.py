@@ -375,4 +375,6 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         needs_own_node=job.needs_own_node,
         has_no_tokens=job.has_no_tokens,
         when_idle=job.when_idle,
+        team=job.team,
+        team_weight=job.team_weight,
     )

@@ -4,7 +4,7 @@ A job has the id of its caller, which is that of an HTTP request, for the respon
 another job in flight has the same id, a suffix is appended.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
@@ -15,6 +15,7 @@ import msgspec
 import structlog
 import trio
 
+from fairlead.base.config import TeamConfig
 from fairlead.base.errors import (
     Cancelled,
     Draining,
@@ -89,11 +90,19 @@ class JobService:
         self.quotas = services.quotas or LocalQuotas(services.config.api_keys, services.budgets)
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
+        self.teams: Mapping[str, TeamConfig] = services.config.teams
         self._in_flight: set[str] = set()
 
     def priority(self, caller: Caller) -> int:
         """Return the caller's priority class. Raises as `priority_of` does."""
         return priority_of(caller.api_key, caller.priority, self.services.config.queue)
+
+    def team(self, caller: Caller) -> tuple[str, float]:
+        """Return the team of the caller's key, and its weight; "" and 1 without a team."""
+        team = None if caller.api_key is None else caller.api_key.team
+        # A reload may have removed the team since the request was authenticated.
+        config = None if team is None else self.teams.get(team)
+        return ("", 1.0) if team is None or config is None else (team, config.weight)
 
     def job(self, caller: Caller, model: str, prefix: str, **work: Unpack[JobContent]) -> Job:
         """Return a job of the caller's.
@@ -108,6 +117,7 @@ class JobService:
             raise Draining("the server is shutting down", retry_after_s=DRAINING_RETRY_S)
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
+        team, team_weight = self.team(caller)
         return Job(
             id=f"{prefix}{'' if prefix.endswith('_') else '-'}{token_hex(16)}",
             tenant=caller.tenant,
@@ -122,6 +132,8 @@ class JobService:
             path=caller.path,
             client=caller.address,
             cache_owner=caller.tenant if self.services.fleet.catalog.isolates_tenants(model) else "",
+            team=team,
+            team_weight=team_weight,
             **work,
         )
 

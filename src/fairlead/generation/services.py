@@ -58,7 +58,7 @@ class Services:
     selectors: Mapping[str, SelectorConfig] = field(default_factory=dict)
     ready: Callable[[], bool]
     queue_statistics: Callable[[], dict[str, Any]]
-    estimate: Callable[[str, str, int], Awaitable[dict[str, Any]]]
+    estimate: Callable[[str, str, int, str], Awaitable[dict[str, Any]]]
     problems: Callable[[], Mapping[str, str]] = dict
     draining: Callable[[], bool] = bool
     stopping: Callable[[], bool] = bool

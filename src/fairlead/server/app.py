@@ -234,7 +234,7 @@ class Composition:
 
         async def change(latest: Config) -> None:
             await self.fleet.reload(latest)
-            app.change_keys(latest.api_keys)
+            app.change_keys(latest.api_keys, latest.teams)
 
         async with trio.open_nursery() as beside:
             if self._request_log is not None:

@@ -82,13 +82,13 @@ class Ledger:
                 self.charged[known[handle].tenant] += known[handle].cost
         return handles
 
-    def charge(self, tenant: str, cost: float) -> None:
+    def charge(self, tenant: str, cost: float, **options: float) -> None:
         self.charged[tenant] += cost
-        self._line.charge(tenant, cost)
+        self._line.charge(tenant, cost, **options)
 
-    def refund(self, tenant: str, cost: float) -> None:
+    def refund(self, tenant: str, cost: float, **options: float) -> None:
         self.charged[tenant] -= cost
-        self._line.refund(tenant, cost)
+        self._line.refund(tenant, cost, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._line, name)

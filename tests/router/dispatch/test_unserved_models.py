@@ -14,7 +14,7 @@ async def test_no_wait_is_estimated_while_no_server_has_the_model(autojump_clock
     with pytest.raises(QueueTimeout, match="no server of the model m is up"):
         async with dispatcher.seat(job().job):
             pass
-    estimate = await dispatcher.estimate("m", "A", 1)
+    estimate = await dispatcher.estimate("m", "A", 1, "")
     assert (estimate["position"], estimate["estimated_wait_s"]) == (1, None)
 
 

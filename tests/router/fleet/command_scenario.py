@@ -31,7 +31,7 @@ HEALTH = HealthConfig(interval_s=1.0, failures=2, timeout_s=20.0)
 # Steps that must be reached: a missing one means that its wrapper no longer applies.
 STEPS: set[Step] = {
     *(("load", name) for name in ("open_process", "guard", "connect", "parse feed", "node_up", "measure")),
-    *(("serve", name) for name in ("rewritten", "read_event", "put")),
+    *(("serve", name) for name in ("rewrite_model", "read_event", "put")),
     *(("death", name) for name in ("wait", "node_down", "signal group", "close pipe", "guard")),
     *(("unload", name) for name in ("signal group", "wait", "close pipe", "node_down", "stopped")),
 }

@@ -41,7 +41,10 @@ STEPS: set[Step] = {
         for name in ("resolve", "connect", "link send", "link receive", "parse feed", "models_of")
     ),
     *(("join", name) for name in ("probed", "node_up")),
-    *(("relay", name) for name in ("rewritten", "link send", "parse feed", "read_event", "put", "requested")),
+    *(
+        ("relay", name)
+        for name in ("rewrite_model", "link send", "parse feed", "read_event", "put", "requested")
+    ),
     *(("change", name) for name in ("seats_changed", "pool resize")),
     *(("down", name) for name in ("probed", "seats_changed", "node_down", "pool close")),
     *(("up", name) for name in ("node_up", "probed")),
@@ -96,7 +99,7 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(ResponseParser, name, f"parse {name}")
     for module, names in (
         (server_probe, ("instance_of", "load_of", "models_of")),
-        (relay, ("rewritten",)),
+        (relay, ("rewrite_model",)),
         (upstream_stream, ("split_events",)),
         (ChunkReader, ("read_response", "read_event", "read_plain")),
     ):

@@ -20,7 +20,7 @@ FIRST = Config(models=(), port=1)
 # The settings that a reload changes: in the fleet, except for the keys.
 APPLIED = (
     *("models", "swap", "priorities", "nodes", "health_check", "selectors", "api_keys"),
-    *("include_aliases_in_list", "send_loading_state"),
+    *("include_aliases_in_list", "send_loading_state", "teams", "budgets", "prices"),
 )
 CHANGED = Config(models=(), port=1, priorities={"m": 2})
 

@@ -20,6 +20,7 @@ from fairlead.base.config import (
     ModelConfig,
     NodeConfig,
     QueueConfig,
+    TeamConfig,
     TimeoutsConfig,
 )
 
@@ -34,7 +35,9 @@ apiKeys:
     models: [qwen]
     limits: {requestsPerMinute: 60, concurrent: 4}
     role: operator
+    team: red
   - sk-2
+teams: {red: {weight: 2}, blue: {}}
 queue: {capacity: 7, timeout: 1m30s, fairness: tokens, keepAlive: 250ms, minShare: 0.1,
         tenantWeights: {ana: 2}}
 requestTimeout: 2m
@@ -67,9 +70,12 @@ def test_file_can_set_every_configuration_field(file, config):
         host="0.0.0.0",
         port=9000,
         api_keys=(
-            ApiKey("sk-1", "ana", True, "high", ("qwen",), KeyLimits(60, concurrent=4), "operator"),
+            ApiKey(
+                "sk-1", "ana", True, "high", ("qwen",), KeyLimits(60, concurrent=4), "operator", team="red"
+            ),
             ApiKey("sk-2"),
         ),
+        teams={"red": TeamConfig(2.0), "blue": TeamConfig()},
         queue=QueueConfig(
             7,
             timeout_s=90.0,

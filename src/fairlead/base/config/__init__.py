@@ -12,6 +12,7 @@ from fairlead.base.config.access import (
     FlowControlConfig,
     KeyLimits,
     Role,
+    TeamConfig,
     is_loopback,
     lacks_operator,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "ServerConfig",
     "SpecialTokens",
     "SwapConfig",
+    "TeamConfig",
     "TimeoutsConfig",
     "UpstreamConfig",
     "default_store",

@@ -5,9 +5,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from fairlead.base.config.spelling import AtLeastOne, Fault, spelled
 from fairlead.base.config.store import Budget
@@ -41,6 +42,13 @@ class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
     """Maximum number of jobs at a time, queued or running."""
 
 
+class TeamConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """A team: tenants that share its turns in the queue."""
+
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    """With queue.fairness: tokens, a team with weight 2 gets twice as much as one with 1."""
+
+
 class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     """An API key, its user and its permissions."""
 
@@ -62,7 +70,8 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     """Instead of `key`: its SHA-256, as sha256: and 64 hexadecimal digits. Only for keys that nobody could
     guess, such as 32 random bytes: a short one can be found from its hash."""
     team: str | None = None
-    """The key's team, for usage and budgets."""
+    """The key's team, for the queue, usage and budgets. Users that a trusted key names are in its team. With
+    `teams`, it must be one of these. Default: none."""
     budget: Budget = Budget()
 
     def contradictions(self) -> Iterator[Fault]:

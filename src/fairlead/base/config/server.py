@@ -1,7 +1,7 @@
 """Settings of the server as a whole: the queue, limits of requests, and `Config`, which has all settings."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from fairlead.base.config.access import (
     ApiKey,
     CorsConfig,
     FlowControlConfig,
+    TeamConfig,
     faults_of_host,
     faults_of_proxies,
     is_loopback,
@@ -255,6 +256,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     budgets: BudgetsConfig = BudgetsConfig()
     prices: dict[str, Price] = {}
     """Prices by model: those of other servers, and of models here without `price`."""
+    teams: dict[str, TeamConfig] = {}
+    """Teams by name. In the queue they take turns with each other, and with tenants without a team; the
+    tenants of a team share its turns.
+    """
     flow_control: FlowControlConfig = FlowControlConfig()
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
@@ -327,6 +332,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:
                 yield Fault(("apiKeys", index, "priority"), f"must be one of {', '.join(classes)}")
+        yield from _faults_of_teams(self.teams, self.api_keys)
         for objective, name in self.flow_control.objectives.items():
             if name not in classes:
                 yield Fault(("flowControl", "objectives", objective), f"must be one of {', '.join(classes)}")
@@ -385,6 +391,22 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
                 owners[alias] = model.name
         names.update(owners, *(node.models or () for node in self.nodes))
         yield from (fault.under("selectors") for fault in faults_of_names(self.selectors, names))
+
+
+def _faults_of_teams(teams: Collection[str], api_keys: tuple[ApiKey, ...]) -> Iterator[Fault]:
+    """Yield faults of names of teams, of unknown teams, and of keys of one user, a tenant, with several."""
+    for name in teams:
+        if not name or not name.isprintable():
+            yield Fault(("teams", name), "must be a name of printable characters")
+    of_user: dict[str, str | None] = {}
+    for index, api_key in enumerate(api_keys):
+        # Without any teams here, the name is for usage and budgets only.
+        if teams and api_key.team is not None and api_key.team not in teams:
+            yield Fault(("apiKeys", index, "team"), f"must be one of the teams ({', '.join(teams)})")
+        if api_key.user is not None and of_user.setdefault(api_key.user, api_key.team) != api_key.team:
+            yield Fault(
+                ("apiKeys", index, "team"), f"must be the same for all keys of the user {api_key.user}"
+            )
 
 
 def _twice(found: Iterator[tuple[tuple[str | int, ...], str]]) -> Iterator[Fault]:

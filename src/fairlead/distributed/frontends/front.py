@@ -35,13 +35,13 @@ class FrontJob(Waiter):
 
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
-        self.front.served.add(self.ticket.job.tenant)
+        self.front.served.add(self.ticket.job.line)
         self.grants.clear()
         self._send_seat()
 
     def started(self, index: int, grant: Grant) -> None:
         """Receive a seat for another sequence, at the same node."""
-        self.front.served.add(self.ticket.job.tenant)
+        self.front.served.add(self.ticket.job.line)
         self.grants[index] = grant
         self.front.send(wire.SequenceGranted(self.number, index, grant))
 
@@ -84,7 +84,7 @@ class FrontJob(Waiter):
 class Front:
     """A front: its jobs by number, and its connection, None while it is away.
 
-    `served`: the names of tenants with counters that may have changed since the last heartbeat; one set for
+    `served`: the lines of tenants with counters that may have changed since the last heartbeat; one set for
     all fronts. `has_counters`: whether all counters were sent over this connection.
     """
 

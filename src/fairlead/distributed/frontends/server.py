@@ -180,7 +180,7 @@ class FrontServer:
                 for number, count in tokens.items():
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count
-                        self._served.add(job.ticket.job.tenant)
+                        self._served.add(job.ticket.job.line)
             case wire.EpochSeen(epoch):
                 self._learn_epoch(front, epoch)
             case wire.Ask():
@@ -323,7 +323,7 @@ class FrontServer:
         job.front.jobs.pop(job.number, None)
         if self._early is not None and self._early.pop(job, None) is not None:
             return  # not submitted yet
-        self._served.add(job.ticket.job.tenant)
+        self._served.add(job.ticket.job.line)
         self._dispatcher.end(job)
 
     async def _wait_for(self, front: Front) -> None:

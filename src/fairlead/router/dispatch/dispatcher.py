@@ -279,9 +279,9 @@ class Dispatcher:
         for waiter in self.estimator.running():
             self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
 
-    async def estimate(self, model: str, tenant: str, priority: int) -> dict[str, Any]:
+    async def estimate(self, model: str, tenant: str, priority: int, team: str) -> dict[str, Any]:
         """Return the fields of the `WaitEstimate` for a new job."""
-        return asdict(self.estimator.for_newcomer(model, tenant, priority))
+        return asdict(self.estimator.for_newcomer(model, tenant, priority, team=team))
 
     async def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the current estimate of a waiting job; None if it does not wait (any more)."""
@@ -433,7 +433,7 @@ class Dispatcher:
         most_s = min(self._queue.max_estimated_wait_s or inf, job.wait_limit_s or inf)
         if most_s == inf:
             return None
-        estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority, job.seats)
+        estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority, job.seats, team=job.team)
         wait_s = estimate.estimated_wait_s
         if wait_s is None or wait_s <= most_s:
             return None

@@ -10,6 +10,7 @@ ClassIndex = Annotated[int, Meta(ge=0, le=7)]
 Tokens = Annotated[int, Meta(ge=0, le=2**40)]
 Bytes = Annotated[int, Meta(ge=0, le=2**40)]
 Sequences = Annotated[int, Meta(ge=1, le=2**20)]
+Weight = Annotated[float, Meta(gt=0)]
 TokensOfOne = Annotated[int, Meta(ge=0, le=2**31)]
 
 REQUEST_TOKENS = 1000
@@ -17,6 +18,14 @@ REQUEST_TOKENS = 1000
 
 MOST_SEATS = 1024
 """The most seats that one job takes. It bounds the number of kinds of jobs (`JobKind`)."""
+
+
+def line_of(tenant: str, team: str) -> str:
+    """Return the name of a tenant's line in the queue: the tenant's, or in a team a name that no tenant has.
+
+    With an empty tenant it is the name of the team's own turns.
+    """
+    return f"\0{team}\0{tenant}" if team else tenant
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -43,6 +52,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     needs_own_node: remote servers cannot run it.
     has_no_tokens: it is charged for `REQUEST_TOKENS` instead.
     when_idle: it gets only seats that no other job waits for (`IdleJobs`).
+    team: the team whose turn it takes, of which its tenant has a part; empty: none.
+    team_weight: what its team gets of the service, against a team with weight 1.
     """
 
     request_id: str
@@ -66,6 +77,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     needs_own_node: bool = False
     has_no_tokens: bool = False
     when_idle: bool = False
+    team: str = ""
+    team_weight: Weight = 1.0
+
+    @property
+    def line(self) -> str:
+        """The name of its tenant's line in the queue (`line_of`)."""
+        return line_of(self.tenant, self.team)
 
     @property
     def seats(self) -> int:

@@ -1,8 +1,12 @@
 """The waiting jobs: their order, the size of their requests, and what each tenant was charged.
 
-Pure. The `FairQueue` kernel keeps the order of handles with their tenants and costs; here each handle is a
-ticket's, and each cost is divided by its tenant's weight. Independent of seats: a function that is passed to
-`pop` checks which jobs fit.
+Pure. The `FairQueue` kernel keeps the order of handles with their tenants and costs. Here each handle is a
+ticket's, and each cost is divided by its tenant's weight, and for its team by the team's. Independent of
+seats: a function that is passed to `pop` checks which jobs fit.
+
+A job names its team and the team's weight, as its key had them when it arrived. So a reload changes both for
+new jobs, while those that wait stay in their lines. A tenant whose team changes keeps what it has received
+beyond others.
 """
 
 from collections import Counter
@@ -10,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
-from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.job_spec import JobSpec, line_of
 from fairlead.router.dispatch.node_groups import KINDS, WIDE
 from fairlead.router.dispatch.queued_bytes import QueuedBytes
 from fairlead.router.dispatch.tenant_counters import TenantCounters
@@ -18,12 +22,14 @@ from fairlead.router.dispatch.ticket import Run, Ticket
 from fairlead.router.dispatch.wait_survey import Newcomer, QueueOrder
 
 Fairness = Literal["roundRobin", "tokens"]
+Tenant = str | int | tuple[str | int, str | int]  # as the kernel names it
 
 UNBOUNDED_JOBS = 2**31
 UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
 CLASSES = 8
 MOST_SERVICE = 1e300
+MAX_MOVED_TENANTS = 10_000
 _NO_TENANT = -1  # tenants have names; as many numbers below it as there are classes are free, too
 
 
@@ -57,6 +63,7 @@ class Queue:
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
         self._weights = dict(tenant_weights or {})
+        self._teams: dict[str, str] = {}  # of the tenants that are in teams; those seen last are kept
         self._by_tokens = fairness == "tokens"
         self.min_share = min_share
         self._tickets: dict[int, Ticket] = {}  # the jobs that wait
@@ -157,7 +164,7 @@ class Queue:
         """Add a suspended sequence: before its tenant's other jobs, and charged already."""
         ticket = run.ticket
         run.handle = self._kernel.push(
-            ticket.job.tenant,
+            _tenant_in(ticket.job.line),
             0.0,
             priority=ticket.job.priority,
             size=run.tokens,
@@ -185,7 +192,8 @@ class Queue:
         if ticket.left:
             self.remove(ticket)
             unpaid = max(0, ticket.job.turns - ticket.paid) * ticket.share
-            self._kernel.charge(ticket.job.tenant, self._weighted(ticket.job.tenant, unpaid))
+            own, of_team = self._weighted(ticket.job, unpaid)
+            self._kernel.charge(_tenant_in(ticket.job.line), own, team_cost=of_team)
             ticket.charged += unpaid
             ticket.left, ticket.paid = 0, ticket.job.turns
 
@@ -205,7 +213,7 @@ class Queue:
         # Above the capacity, removing one job would still leave no room.
         if len(self._tickets) > self.capacity:
             return None
-        victim = self._kernel.displace(newcomer.tenant, priority=newcomer.priority)
+        victim = self._kernel.displace(_tenant_in(newcomer.line), priority=newcomer.priority)
         if victim is None:
             return None
         ticket = self._tickets[victim]
@@ -217,24 +225,40 @@ class Queue:
     def charge(self, ticket: Ticket, cost: float) -> None:
         """Charge a granted job for its cost until now, as far as it exceeds what was charged already."""
         if cost > ticket.charged:
-            self._kernel.charge(ticket.job.tenant, self._weighted(ticket.job.tenant, cost - ticket.charged))
+            own, of_team = self._weighted(ticket.job, cost - ticket.charged)
+            self._kernel.charge(_tenant_in(ticket.job.line), own, team_cost=of_team)
             ticket.charged = cost
 
     def refund(self, ticket: Ticket, *, down_to: float) -> None:
         """Refund what was charged above `down_to`. The ticket must not be charged afterwards."""
         excess = max(0.0, ticket.charged - down_to)
-        self._kernel.refund(ticket.job.tenant, self._weighted(ticket.job.tenant, excess))
+        own, of_team = self._weighted(ticket.job, excess)
+        self._kernel.refund(_tenant_in(ticket.job.line), own, team_cost=of_team)
         ticket.charged = 0.0
 
-    def counters(self, tenants: Iterable[str]) -> TenantCounters:
-        """Return the counters of these tenants."""
-        counter = self._kernel.counter
-        return TenantCounters(counter(_NO_TENANT), {tenant: counter(tenant) for tenant in tenants})
+    def counters(self, lines: Iterable[str]) -> TenantCounters:
+        """Return the counters of the tenants of these lines, and of their teams.
+
+        That of a member of a team is above the level by as much as it is above the team's own.
+        """
+        level = self._kernel.counter(_NO_TENANT)
+        counters: dict[str, float] = {}
+        for line in lines:
+            counters[line] = level + self._excess(_tenant_in(line))
+            if type(tenant := _tenant_in(line)) is tuple:
+                counters[line_of("", str(tenant[0]))] = self._kernel.team_counter(tenant[0])
+        return TenantCounters(level, counters)
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
-        """Raise the counters of tenants above that of a new tenant by this much."""
-        for tenant, service in excess.items():
-            self._kernel.charge(tenant, service)
+        """Raise the counters of lines above that of a new tenant by this much."""
+        for line, service in excess.items():
+            tenant = _tenant_in(line)
+            if type(tenant) is not tuple:
+                self._kernel.charge(tenant, service)
+            elif tenant[1]:
+                self._kernel.charge(tenant, service, team_cost=0.0)
+            else:
+                self._kernel.charge((tenant[0], _NO_TENANT), 0.0, team_cost=service)
 
     # Order -------------------------------------------------------------------------------------------
 
@@ -246,29 +270,34 @@ class Queue:
         """Return the jobs that leave before this one, in that order, each as often as it gets a turn."""
         return self._ahead(ticket.handle)
 
-    def ahead_of_newcomer(self, tenant: str, priority: int) -> list[JobSpec]:
-        """Return the jobs that would leave before a job that arrived now; see `ahead`."""
-        handle = self._kernel.push(tenant, priority=priority)
+    def ahead_of_newcomer(self, line: str, priority: int) -> list[JobSpec]:
+        """Return the jobs that would leave before a job of this line that arrived now, in that order."""
+        handle = self._kernel.push(_tenant_in(line), priority=priority)
         ahead = self._ahead(handle)
         self._kernel.discard(handle)
         return ahead
 
     def order(self) -> QueueOrder:
-        """Return all waiting jobs as they leave, and where the next two of each tenant and class would be.
+        """Return all waiting jobs as they leave, and where the next two of each line and class would be.
 
-        The two are queued for a moment, so that the kernel answers. Takes time in proportion to the queue.
+        Also those of new tenants, and of new members of teams. They are queued for a moment, so that the
+        kernel answers. Takes time in proportion to the queue.
         """
-        costs: dict[tuple[str | None, int], float] = {(None, priority): 1.0 for priority in range(CLASSES)}
+        costs: dict[tuple[str | None, int], tuple[float, float]] = {
+            (None, priority): (1.0, 1.0) for priority in range(CLASSES)
+        }
         for ticket in self._tickets.values():
             job = ticket.job
-            costs[job.tenant, job.priority] = self._weighted(job.tenant, ticket.share)
+            costs[job.line, job.priority] = self._weighted(job, ticket.share)
+            if job.team:
+                costs.setdefault((line_of("", job.team), job.priority), (1.0, 1.0 / job.team_weight))
         newcomers = {
-            self._kernel.push(_NO_TENANT - priority if tenant is None else tenant, cost, priority=priority): (
-                tenant,
+            self._kernel.push(_newcomer(line, priority), own, priority=priority, team_cost=of_team): (
+                line,
                 priority,
             )
-            for (tenant, priority), each in costs.items()
-            for cost in (each, 0.0)
+            for (line, priority), both in costs.items()
+            for own, of_team in (both, (0.0, 0.0))
         }
         tickets: dict[Ticket, None] = {}  # each at its first turn
         ahead: dict[tuple[str | None, int], list[int]] = {pair: [] for pair in costs}
@@ -290,9 +319,28 @@ class Queue:
         """Return a tenant's weight, which counts under token fairness only."""
         return self._weights.get(tenant, 1.0) if self._by_tokens else 1.0
 
-    def _weighted(self, tenant: str, cost: float) -> float:
+    def _weighted(self, job: JobSpec, cost: float) -> tuple[float, float]:
+        """Return what the job's tenant and its team are charged for a cost."""
         # The kernel accepts finite costs only, and stops counting at this much.
-        return min(cost / self._weights.get(tenant, 1.0), MOST_SERVICE)
+        own = min(cost / self._weights.get(job.tenant, 1.0), MOST_SERVICE)
+        return own, min(cost / job.team_weight, MOST_SERVICE) if job.team else own
+
+    def _excess(self, tenant: Tenant) -> float:
+        """Return by how much a tenant's counter is above that of a new one, of its team if it is in one."""
+        other: Tenant = (tenant[0], _NO_TENANT) if type(tenant) is tuple else _NO_TENANT
+        return self._kernel.counter(tenant) - self._kernel.counter(other)
+
+    def _move(self, tenant: str, team: str) -> None:
+        """Charge a tenant whose team has changed in the new one for what it has received beyond others."""
+        earlier = _tenant_in(line_of(tenant, self._teams.pop(tenant, "")))
+        now = _tenant_in(line_of(tenant, team))
+        owed = self._excess(earlier) - self._excess(now)
+        if owed > 0:
+            self._kernel.charge(now, owed, team_cost=0.0)
+        if team:
+            self._teams[tenant] = team
+        if len(self._teams) > MAX_MOVED_TENANTS:
+            del self._teams[next(iter(self._teams))]
 
     def _add(self, ticket: Ticket, *, retried: bool) -> None:
         ticket.left = ticket.job.turns
@@ -303,15 +351,19 @@ class Queue:
     def _push(self, ticket: Ticket, count: int, *, retried: bool = False, begun: bool = False) -> None:
         """Add a ticket's entry for so many of its sequences."""
         job = ticket.job
+        if not retried and self._teams.get(job.tenant, "") != job.team:
+            self._move(job.tenant, job.team)
+        own, of_team = self._weighted(job, ticket.share)
         ticket.handle = self._kernel.push(
-            job.tenant,
-            self._weighted(job.tenant, ticket.share),
+            _tenant_in(job.line),
+            own,
             priority=job.priority,
             size=ticket.tokens,
             kind=ticket.kind,
             count=count,
             retried=retried,
             begun=begun,
+            team_cost=of_team,
         )
         self._count(ticket)
 
@@ -362,3 +414,17 @@ class Queue:
         self._of_kind[ticket.kind] -= 1
         if not self._of_kind[ticket.kind]:
             self._kinds &= ~(1 << ticket.kind)
+
+
+def _tenant_in(line: str) -> Tenant:
+    """Return the tenant of a line, as the kernel names it: a pair if it is in a team."""
+    if not line.startswith("\0"):
+        return line
+    team, tenant = line[1:].split("\0", 1)
+    return team, tenant
+
+
+def _newcomer(line: str | None, priority: int) -> Tenant:
+    """Return the tenant of a job that is queued for a moment; a free name for a new tenant or member."""
+    tenant: Tenant = _NO_TENANT - priority if line is None else _tenant_in(line)
+    return (tenant[0], _NO_TENANT - priority) if type(tenant) is tuple and not tenant[1] else tenant

@@ -312,9 +312,9 @@ class Scheduler:
         """Return the error of a job that waits because all nodes that could run it are full; None if not."""
         return full_error(self._nodes, job)
 
-    def counters(self, tenants: Iterable[str]) -> TenantCounters:
-        """Return the counters of these tenants."""
-        return self._queue.counters(tenants)
+    def counters(self, lines: Iterable[str]) -> TenantCounters:
+        """Return the counters of the tenants of these lines, and of their teams."""
+        return self._queue.counters(lines)
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one, under the fairness in force."""
@@ -345,12 +345,12 @@ class Scheduler:
         return self._queue.has_wide_jobs
 
     def jobs_ahead_of_newcomer(
-        self, model: str, tenant: str, priority: int, seats: int = 1
+        self, model: str, line: str, priority: int, seats: int = 1
     ) -> list[JobSpec] | None:
         """Return the jobs that would leave before one that arrived now; None if its seats are free."""
         if self._nodes.has_seats_with(model, seats):
             return None
-        return self._queue.ahead_of_newcomer(tenant, priority)
+        return self._queue.ahead_of_newcomer(line, priority)
 
     def is_served(self, model: str) -> bool:
         """Return whether a node has the model, or a swap could load it."""

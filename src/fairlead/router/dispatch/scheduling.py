@@ -164,8 +164,8 @@ class SchedulerQueries(Protocol):
     def full_error(self, job: JobSpec) -> NodesFull | None:
         """Return the error of a job that waits because all nodes that could run it are full; None if not."""
 
-    def counters(self, tenants: Iterable[str]) -> TenantCounters:
-        """Return the service that these tenants have received, for a later scheduler."""
+    def counters(self, lines: Iterable[str]) -> TenantCounters:
+        """Return the service that the tenants of these lines have received, for a later scheduler."""
 
     def is_served(self, model: str) -> bool:
         """Return whether a node has the model, or a swap could load it."""
@@ -192,9 +192,12 @@ class SchedulerQueries(Protocol):
         """Return whether a job waits that takes several seats."""
 
     def jobs_ahead_of_newcomer(
-        self, model: str, tenant: str, priority: int, seats: int = 1
+        self, model: str, line: str, priority: int, seats: int = 1
     ) -> list[JobSpec] | None:
-        """Return the jobs that would leave before one that arrived now; None if its seats are free."""
+        """Return the jobs that would leave before one that arrived now; None if its seats are free.
+
+        `line` is that of its tenant (`JobSpec.line`).
+        """
 
     def must_load(self, job: JobSpec) -> bool:
         """Return whether the job's model would have to be loaded for it."""

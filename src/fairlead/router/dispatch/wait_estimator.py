@@ -24,7 +24,7 @@ from fairlead.router.dispatch.estimates import (
     WaitEstimate,
     retry_after_s,
 )
-from fairlead.router.dispatch.job_spec import REQUEST_TOKENS, JobSpec
+from fairlead.router.dispatch.job_spec import REQUEST_TOKENS, JobSpec, line_of
 from fairlead.router.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.router.dispatch.scheduling import SchedulerQueries
 from fairlead.router.dispatch.ticket import Run, RunState, Ticket
@@ -184,7 +184,7 @@ class WaitEstimator:
             job = ticket.job
             if not is_arriving:
                 return self._estimate_from(survey, job.model, survey.index_of(ticket), job.seats)
-            index = survey.index_of_newcomer(job.tenant, job.priority)
+            index = survey.index_of_newcomer(job.tenant, job.priority, job.team)
             survey.queued(job)
             # Errors of waits at the same time are much alike, so a few are learned from.
             is_learned = survey.arrivals % (survey.size // EXACT_JOBS + 1) == 0
@@ -200,21 +200,31 @@ class WaitEstimator:
         listed = self._scheduler.jobs_ahead(ticket)  # a prediction needs them all, so they are looked up once
         return self._estimate(model, len(_distinct(listed)), lambda: listed, seats, arriving=arriving)
 
-    def for_newcomer(self, model: str, tenant: str, priority: int, seats: int = 1) -> WaitEstimate:
-        """Return the estimate for a job of this tenant and class, with so many seats, if it arrived now."""
+    def for_newcomer(
+        self, model: str, tenant: str, priority: int, seats: int = 1, *, team: str = ""
+    ) -> WaitEstimate:
+        """Return the estimate for a job that arrived now.
+
+        model: the name of its model.
+        tenant: whose turn it would take.
+        priority: its class.
+        seats: how many it would take.
+        team: the tenant's team; empty: none.
+        """
         paused_s = self._paused_s(model, tenant)
         if paused_s <= 0 and self._scheduler.has_free_seat(model, seats):
             return WaitEstimate(0, 0, None if self._quantile is None else 0)
-        estimate = self._for_waiting(model, tenant, priority, seats)
+        estimate = self._for_waiting(model, tenant, priority, seats, team)
         if not self._scheduler.is_served(model):
             return WaitEstimate(estimate.position, None)
         return _at_least(estimate, paused_s)
 
-    def _for_waiting(self, model: str, tenant: str, priority: int, seats: int) -> WaitEstimate:
+    def _for_waiting(self, model: str, tenant: str, priority: int, seats: int, team: str) -> WaitEstimate:
         """Return the estimate for a job that would have to wait."""
         if (survey := self._surveyed()) is not None:
-            return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority), seats)
-        ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority, seats) or []
+            return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority, team), seats)
+        line = line_of(tenant, team)
+        ahead = self._scheduler.jobs_ahead_of_newcomer(model, line, priority, seats) or []
         return self._estimate(model, len(_distinct(ahead)), lambda: ahead, seats)
 
     def behind_all(self, model: str) -> Backlog:

@@ -12,7 +12,7 @@ from operator import mul
 from typing import NamedTuple
 
 from fairlead.router.dispatch.awaited_seats import AwaitedSeats
-from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.job_spec import JobSpec, line_of
 from fairlead.router.dispatch.ticket import Ticket
 
 # Of a longer queue, only the lengths of so many jobs are predicted; each stands for those around it.
@@ -29,7 +29,8 @@ class Newcomer(NamedTuple):
 class QueueOrder(NamedTuple):
     """All waiting jobs, in the order in which they leave.
 
-    `newcomers` are by tenant and class; the tenant is None for those of which no job of the class waits.
+    `newcomers` are by line (`JobSpec.line`) and class; the line is None for tenants of which no job of the
+    class waits, and that of a team for such members.
     """
 
     tickets: Sequence[Ticket]
@@ -157,7 +158,7 @@ class WaitSurvey:
 
     def queued(self, job: JobSpec) -> None:
         """Record that a job has been queued."""
-        pair = job.tenant, job.priority
+        pair = job.line, job.priority
         self._queued[pair] = self._queued.get(pair, 0) + 1
         self.arrivals += 1
 
@@ -167,15 +168,17 @@ class WaitSurvey:
             self._waits[model] = self._waits_for(model)
         return self._waits[model]
 
-    def index_of_newcomer(self, tenant: str, priority: int) -> int:
-        """Return about how many jobs would leave before the tenant's next one.
+    def index_of_newcomer(self, tenant: str, priority: int, team: str = "") -> int:
+        """Return about how many jobs would leave before the next one of the tenant, in its team.
 
         As many jobs arrive as leave, so the survey's answer stays true, except that the tenant itself may
         have queued jobs since.
         """
-        newcomers = self._order.newcomers
-        newcomer = newcomers.get((tenant, priority)) or newcomers[None, priority]
-        more = self._queued.get((tenant, priority), 0)
+        newcomers, line = self._order.newcomers, line_of(tenant, team)
+        lines = (line, line_of("", team)) if team else (line,)
+        known = (newcomers.get((each, priority)) for each in lines)
+        newcomer = next(filter(None, known), newcomers[None, priority])
+        more = self._queued.get((line, priority), 0)
         return newcomer.first + more * (newcomer.second - newcomer.first)
 
     def index_of(self, ticket: Ticket) -> int:
@@ -184,7 +187,8 @@ class WaitSurvey:
             self._index_of = {waiting: index for index, waiting in enumerate(self._order.tickets)}
         index = self._index_of.get(ticket)
         if index is None:  # queued since
-            index = self.index_of_newcomer(ticket.job.tenant, ticket.job.priority)
+            job = ticket.job
+            index = self.index_of_newcomer(job.tenant, job.priority, job.team)
         return max(0, index - self.grants)
 
 

@@ -37,7 +37,7 @@ FIXED = (
         "request_timeout_s",
     ),
     *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
-    *("responses", "flow_control", "store", "usage_days"),
+    *("responses", "flow_control", "store", "usage_days", "batches"),
 )
 
 logger = structlog.get_logger("fairlead.router.fleet.reload")

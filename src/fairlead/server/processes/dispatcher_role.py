@@ -216,8 +216,9 @@ class DispatcherRole:
         state = state_of(self._fleet, self._dispatcher, self._processes)
         return encoded(msgspec.structs.replace(state, usage=self._quotas.usage()))
 
-    def _estimate(self, _front: str, model: str, tenant: str, priority: int) -> Any:
-        return msgspec.structs.asdict(self._dispatcher.estimator.for_newcomer(model, tenant, priority))
+    def _estimate(self, _front: str, model: str, tenant: str, priority: int, team: str) -> Any:
+        estimate = self._dispatcher.estimator.for_newcomer(model, tenant, priority, team=team)
+        return msgspec.structs.asdict(estimate)
 
     def _output(self, _front: str, model: str, first: int) -> tuple[int, Sequence[str]]:
         """Return the lines of a model's processes from a number on, and the number of the first of them."""

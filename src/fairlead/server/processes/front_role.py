@@ -257,7 +257,7 @@ class FrontRole:
 
     async def _reload(self, view: FleetView, app: Application, config: Config) -> None:
         await view.reload(config)
-        app.change_keys(config.api_keys)
+        app.change_keys(config.api_keys, config.teams)
 
     def _record(self, view: FleetView, timeline: RequestTimeline) -> None:
         self._request_log.add(timeline, view.load_times(timeline.job.model))

@@ -23,7 +23,8 @@ class QueueRoutes:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
         model = self._jobs.models.find(request.api_key, request.query("model"))
         caller = self._reader.identify(request)
-        return json_response(await self._services.estimate(model, caller.tenant, self._jobs.priority(caller)))
+        priority, team = self._jobs.priority(caller), self._jobs.team(caller)[0]
+        return json_response(await self._services.estimate(model, caller.tenant, priority, team))
 
     async def cancel(self, request: Request) -> Response:
         """End a queued or running job of the same key and user; for an operator's key, of anybody.

@@ -4,8 +4,9 @@ With our own listener, `GenerationRoutes` handles the direct routes and Quart al
 server Quart handles all. `RouteMatcher` finds the route for both: Quart has one rule, for all views.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 
 from quart import Response as QuartResponse
@@ -14,7 +15,7 @@ from quart.globals import request_ctx
 from quart_trio import QuartTrio
 from werkzeug.routing import Rule
 
-from fairlead.base.config import ApiKey
+from fairlead.base.config import ApiKey, TeamConfig
 from fairlead.generation.job_service import JobService
 from fairlead.generation.services import Services
 from fairlead.router.quotas.access import Authenticator
@@ -136,9 +137,12 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             return {FORWARDED: is_forwarded}
         return {FORWARDED: is_forwarded, "client": None if address is None else (address, 0)}
 
-    def change_keys(self, api_keys: tuple[ApiKey, ...]) -> None:
-        """Replace the API keys of the configuration."""
+    def change_keys(
+        self, api_keys: tuple[ApiKey, ...], teams: Mapping[str, TeamConfig] = MappingProxyType({})
+    ) -> None:
+        """Replace the API keys of the configuration, and their teams."""
         self._configured_keys = api_keys
+        self._jobs.teams = teams
         self._jobs.quotas.change(self.api_keys)
         self._authenticator.change(api_keys)
 
