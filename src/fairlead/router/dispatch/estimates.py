@@ -70,11 +70,13 @@ class MeanEstimate:
         return math.ceil(max(queued_s, rest_s))
 
     def rest_s(self, running_s: float) -> float:
-        """Return how much longer a job that has run for `running_s` will probably run."""
-        if not self._service_s:
-            return running_s  # assume as long again
+        """Return how much longer a job that has run for `running_s` will probably run.
+
+        It is one of the jobs that ran even longer. If none did, only its age is known. A duration of unknown
+        scale, seen at any moment, is as likely as not to be more than half over: it takes as long again.
+        """
         longer = [service_s for service_s in self._service_s if service_s > running_s]
-        return _mean(longer) - running_s if longer else 0.0
+        return _mean(longer) - running_s if longer else running_s
 
 
 class JobSize(msgspec.Struct, frozen=True):
@@ -84,8 +86,8 @@ class JobSize(msgspec.Struct, frozen=True):
     output_tokens: predicted, of the sequences that run one after another in one of its `seats`; in general
         that is one sequence.
     seats: how many it needs.
-    without_tokens: the model of a job that has no tokens, which takes as long as others like it; None: it has
-        some.
+    without_tokens: the model of a job that has no tokens, or whose node reports none; it takes as long as
+        others like it. None: it has some.
     """
 
     prompt_tokens: int
@@ -270,7 +272,9 @@ class _Rates:
         tokens = max(job.size.output_tokens - job.tokens_so_far, 0.0)
         if job.tokens_so_far:
             return self._output_s * tokens
-        return max(self._prompt_s * job.size.prompt_tokens - job.running_s, 0.0) + self._output_s * tokens
+        # Without a token after the time for all of them, only its age tells how late it is: as late again.
+        late_s = job.running_s - self._prompt_s * job.size.prompt_tokens
+        return max(-late_s, 0.0) + max(self._output_s * tokens, late_s)
 
     def _fit(self) -> None:
         """Fit by least squares of the relative errors, so that one giant job does not outweigh all others."""

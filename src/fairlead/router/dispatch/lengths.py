@@ -39,6 +39,18 @@ class LengthPredictor:
     def __init__(self, *, models: int = 64, tenants: int = 1000) -> None:
         self._by_model = _Histories(models)
         self._by_tenant = _Histories(tenants)
+        self._silent: dict[str, None] = {}  # bounded as `_by_model`
+        self._models = models
+
+    def observe_silence(self, model: str) -> None:
+        """Record an answer whose node reported no tokens."""
+        if model not in self._silent and len(self._silent) >= self._models:
+            del self._silent[next(iter(self._silent))]
+        self._silent[model] = None
+
+    def is_silent(self, model: str) -> bool:
+        """Return whether the nodes of a model have answered, and never reported tokens."""
+        return model in self._silent and self._by_model.get(model) is None
 
     def observe(self, tenant: str, model: str, output_tokens: int) -> None:
         """Record the length of an answer."""

@@ -133,9 +133,12 @@ class WaitEstimator:
         if not ticket.attempts:
             return
         generated = waiter.generated()
-        if generated and ticket.node is not None:
+        if ticket.node is not None:
             job = ticket.job
-            self._lengths.observe(job.tenant, job.model, generated // job.sequences)
+            if generated:
+                self._lengths.observe(job.tenant, job.model, generated // job.sequences)
+            elif ticket.has_begun and not job.is_embedding:
+                self._lengths.observe_silence(job.model)
         for index in list(ticket.runs):
             self.sequence_ended(waiter, index)
 
@@ -152,7 +155,7 @@ class WaitEstimator:
         self.mean.finished(service_s)
         # A request without tokens that was refused at once says nothing of how long others take.
         if self._quantile is not None and (ticket.has_begun or not ticket.job.has_no_tokens):
-            self._quantile.finished(_size_of_run(run, _tokens_of_each(waiter)), service_s)
+            self._quantile.finished(self._size_of_run(run, _tokens_of_each(waiter)), service_s)
 
     def cost(self, waiter: Waiter) -> float:
         """Return what a job has cost until now; 0 before its first delta."""
@@ -326,8 +329,10 @@ class WaitEstimator:
     def _sizes_ahead(self, awaited: AwaitedSeats, jobs: Sequence[JobSpec]) -> list[JobSize]:
         """Return the sizes of what takes seats before a job: each sequence, or whole jobs."""
         if awaited.by_sequence:
-            return [_size_of_turn(job, self._output_tokens(job)) for job in jobs]
-        return [_size(job, self._output_tokens(job), min(job.seats, awaited.most)) for job in _distinct(jobs)]
+            return [self._size_of_turn(job, self._output_tokens(job)) for job in jobs]
+        return [
+            self._size(job, self._output_tokens(job), min(job.seats, awaited.most)) for job in _distinct(jobs)
+        ]
 
     def _estimate_from(
         self, survey: WaitSurvey, model: str, index: int, seats: int = 1, *, arriving: Ticket | None = None
@@ -405,15 +410,37 @@ class WaitEstimator:
         if self._quantile is None:
             return 0.0
         oldest_s = trio.current_time() - next(iter(self._running.values()))[0] if self._running else 0.0
-        return self._quantile.service_s(_size(job, self._output_tokens(job), seats), unknown_s=oldest_s)
+        return self._quantile.service_s(self._size(job, self._output_tokens(job), seats), unknown_s=oldest_s)
 
     def _output_tokens(self, job: JobSpec, so_far: int = 0) -> float:
         """Return the predicted output tokens of each of the job's sequences."""
         return self._lengths.predict(job.tenant, job.model, so_far=so_far, max_tokens=job.max_tokens)
 
+    def _size(self, job: JobSpec, output_tokens: float, seats: int) -> JobSize:
+        """Return the size of a job with that many output tokens in each of its sequences."""
+        if self._has_no_tokens(job):
+            return JobSize(0, 0.0, seats, job.model)
+        return JobSize(job.prompt_tokens, output_tokens * _in_turn(job, seats), seats)
+
+    def _size_of_run(self, run: Run, output_tokens: float) -> JobSize:
+        """Return the size of a sequence that runs, or of a whole job."""
+        if run.is_whole:
+            return self._size(run.ticket.job, output_tokens, run.seats)
+        return self._size_of_turn(run.ticket.job, output_tokens)
+
+    def _size_of_turn(self, job: JobSpec, output_tokens: float) -> JobSize:
+        """Return the size of one of the job's sequences, which share the computation of their prompts."""
+        if self._has_no_tokens(job):
+            return JobSize(0, 0.0, 1, job.model)
+        return JobSize(job.prompt_tokens // job.turns, output_tokens)
+
+    def _has_no_tokens(self, job: JobSpec) -> bool:
+        """Return whether nothing is known of the job's tokens, neither before nor after it has run."""
+        return job.has_no_tokens or (not job.is_embedding and self._lengths.is_silent(job.model))
+
     def _running_job(self, run: Run, waiter: Waiter, running_s: float) -> RunningJob:
         so_far = _tokens_of_each(waiter)
-        size = _size_of_run(run, self._output_tokens(run.ticket.job, so_far))
+        size = self._size_of_run(run, self._output_tokens(run.ticket.job, so_far))
         in_turn = _in_turn(run.ticket.job, run.seats) if run.is_whole else 1
         return RunningJob(size, running_s, so_far * in_turn)
 
@@ -439,27 +466,6 @@ def _tokens_of_each(waiter: Waiter) -> int:
     return waiter.generated() // begun
 
 
-def _size_of_run(run: Run, output_tokens: float) -> JobSize:
-    """Return the size of a sequence that runs, or of a whole job."""
-    if run.is_whole:
-        return _size(run.ticket.job, output_tokens, run.seats)
-    return _size_of_turn(run.ticket.job, output_tokens)
-
-
-def _size_of_turn(job: JobSpec, output_tokens: float) -> JobSize:
-    """Return the size of one of the job's sequences, which share the computation of their prompts."""
-    if job.has_no_tokens:
-        return JobSize(0, 0.0, 1, job.model)
-    return JobSize(job.prompt_tokens // job.turns, output_tokens)
-
-
 def _in_turn(job: JobSpec, seats: int) -> int:
     """Return how many of a job's sequences run one after another in each of its seats."""
     return 1 if job.is_embedding else -(-job.sequences // max(seats, 1))
-
-
-def _size(job: JobSpec, output_tokens: float, seats: int) -> JobSize:
-    """Return the size of a job with that many output tokens in each of its sequences."""
-    if job.has_no_tokens:
-        return JobSize(0, 0.0, seats, job.model)
-    return JobSize(job.prompt_tokens, output_tokens * _in_turn(job, seats), seats)
