@@ -9,8 +9,8 @@ then beside the attack, then the attacker alone, each for `--seconds`. The resul
 (p50, p99, most) with and without the attack, its tokens per second against its fair share, and what the
 attacker gets done. The fair share is what the victim gets alone, or an equal part of all tokens, if that is
 less. Texts are as long as the model takes. Embeddings need `--embedding-model`. A victim that gets no token
-counts with the time until the end, so that short runs, for developing, show smaller ratios; and a p99 of fewer
-than 100 answers is their maximum.
+counts with the time until the end, so that short runs, for developing, show smaller ratios; and a p99 of
+fewer than 100 answers is their maximum.
 
 A peer gets the same load after ours. What fails there is counted: it may not know a route. The plot shows the
 first token's p99 against that without the attack, and the goals.
@@ -32,7 +32,7 @@ import trio
 
 from fair_turn_attacks import ATTACKS, BEGUN, EMBEDDING_MODEL, TENANTS
 from fairlead.base.config import demonstration_model
-from fairlead.server.load.client import LoadConnection, TimedAnswer, timed_request
+from fairlead.server.load.client import LoadConnection, TimedAnswer, time_request
 from machine import machine
 from peers import server
 
@@ -79,7 +79,7 @@ async def victim(url: str, answers: list[TimedAnswer]) -> None:
         }
         answer = TimedAnswer(started_s=trio.current_time())
         answers.append(answer)  # one that is cut off counts with the time that it has waited
-        answers[-1] = await timed_request(connection, "/v1/chat/completions", body, timeout_s=TIMEOUT_S)
+        answers[-1] = await time_request(connection, "/v1/chat/completions", body, timeout_s=TIMEOUT_S)
         await trio.sleep(PAUSE_S)
 
 
@@ -259,6 +259,7 @@ def plot(rows: list[Figures], file: Path) -> None:
     axes.legend()
     figure.tight_layout()
     figure.savefig(file, dpi=120)
+    plt.close(figure)
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""The attacks of `fair_turn.py`: one tenant's load of one kind. Run as a process of its own, after the victim's.
+"""The attacks of `fair_turn.py`: one tenant's load of one kind, as a process of its own.
 
     python bench/fair_turn_attacks.py KIND URL MODEL KEY SECONDS WORDS
 
-Prints JSON when the time is over: requests that ended, events of streams received (about one for each token), and
-failures by kind. It works at a lower priority than the server, because a real attacker uses the processor of
+Prints JSON when the time is over: requests that ended, events of streams received (about one for each token),
+and failures by kind. It has a lower priority than the server, because a real attacker uses the processor of
 another machine.
 """
 
