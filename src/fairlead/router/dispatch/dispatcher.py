@@ -279,7 +279,7 @@ class Dispatcher:
         for waiter in self.estimator.running():
             self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
 
-    async def estimate(self, model: str, tenant: str, priority: int, team: str) -> dict[str, Any]:
+    async def estimate(self, model: str, tenant: str, priority: int, team: str = "") -> dict[str, Any]:
         """Return the fields of the `WaitEstimate` for a new job."""
         return asdict(self.estimator.for_newcomer(model, tenant, priority, team=team))
 
