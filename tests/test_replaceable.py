@@ -203,6 +203,8 @@ def test_default_scheduler_receives_every_setting_of_the_queue(monkeypatch):
         "tenant_weights": {"a": 2.0},
         "rejects_loading": True,
         "waiting_bytes": 9,
+        "suspends": True,
+        "preempting": [],
     }
 
 

@@ -317,7 +317,7 @@ class Client:
         return reply
 
 
-async def estimate(_model: str, _tenant: str, _priority: int) -> dict[str, Any]:
+async def estimate(_model: str, _tenant: str, _priority: int, _team: str) -> dict[str, Any]:
     """Return an estimate for a queue that is not empty."""
     return {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": None}
 

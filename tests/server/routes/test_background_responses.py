@@ -118,6 +118,7 @@ async def test_bug_fails_only_its_own_response(client, log, step, autojump_clock
 )
 async def test_invalid_request_is_refused_at_once(client, fields, param, autojump_clock):
     async with running(client):
+        await trio.testing.wait_all_tasks_blocked()  # until what ends after the start has ended
         tasks = trio.lowlevel.current_statistics().tasks_living
         reply = await client.post(PATH, body_of(background=True) | fields)
         await trio.testing.wait_all_tasks_blocked()

@@ -26,6 +26,8 @@ NAMES = {
     "{upstream_path}": "small/x",
     "{digest}": "sha256:12",
     "{key_id}": "key_1",
+    "{file_id}": "file-1",
+    "{batch_id}": "batch_1",
     "{project_id}": "research",
 }
 

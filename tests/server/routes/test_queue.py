@@ -209,7 +209,7 @@ async def test_bug_is_logged_with_the_request_id_of_the_response(client, chat, l
 async def test_estimate_is_the_one_of_a_new_job_of_the_caller(client_with):
     requested = []
 
-    async def estimate(model, tenant, priority):
+    async def estimate(model, tenant, priority, _team):
         requested.append((model, tenant, priority))
         return {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": 40}
 
