@@ -102,6 +102,8 @@ def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
     operation = DOCUMENT["paths"][path][method.lower()]
     if "requestBody" not in operation:
         return st.just(b"")
+    if "application/json" not in operation["requestBody"]["content"]:  # a form, which has tests of its own
+        return st.binary(max_size=20)
     right = values_for().of(operation["requestBody"]["content"]["application/json"]["schema"])
     needed = GOOD.get(path.removeprefix("/v1"), {})
     valid = right.map(lambda value: {**value, **needed})
@@ -223,6 +225,8 @@ def test_every_response_to_a_generated_request_is_documented(model, method, path
 
     documented = set(map(int, DOCUMENT["paths"][path][method.lower()]["responses"]))
     valid = {status for status in documented if status < 300} or documented & {501}
+    if re.search(r"/(files|batches)\b", path):  # without a folder for them
+        valid |= documented & {501}
     explore(settings.default.max_examples // 5)
     if not statuses & valid:  # few requests name what exists
         explore(2 * settings.default.max_examples)
