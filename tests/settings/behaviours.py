@@ -13,7 +13,7 @@ from settings.cases import FRONTS
 from settings.documents import Document, file_with
 from settings.limit_settings import FORM, form
 from settings.prompts import random_text
-from settings.queue_settings import LONG_TOKENS, RELAY_NODE
+from settings.queue_settings import LONG_TOKENS, RELAY_NODE, of_keys, order
 from settings.relay_settings import URL
 from settings.served import SECOND, Pending, Scenario, Served
 from simulation.parent import model_folder
@@ -48,6 +48,18 @@ def behaviour(document: Document, *, fronts: tuple[int, ...] = FRONTS) -> Callab
         return scenario
 
     return register
+
+
+@behaviour(
+    {
+        "apiKeys": [{"key": "A", "team": "red"}, {"key": "B", "team": "red"}, {"key": "C"}, {"key": "D"}],
+        "teams": {"red": {}},
+    },
+)
+async def keys_of_a_team_share_its_turns(server: Served) -> None:
+    served = await order(server, *of_keys("AABBCC"), holder_key="D")
+    assert served.index("C") == 1, served
+    assert served[3] == "C", served
 
 
 def running(server: Served) -> tuple[int, int]:

@@ -23,9 +23,15 @@ COMPOSITION = (
     ),
     Mutant(_SCHEDULER, "min_share=queue.min_share,", "", "play", "queue.minShare"),
     Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),
-    Mutant("fairlead.server.routes.job_service:JobService.job", "team=team,", "", "play", "apiKeys[].team"),
     Mutant(
-        "fairlead.server.routes.job_service:JobService.job",
+        "fairlead.generation.job_service:JobService.job",
+        "team=team,",
+        "",
+        "behaviour",
+        "keys_of_a_team_share_its_turns",
+    ),
+    Mutant(
+        "fairlead.generation.job_service:JobService.job",
         "team_weight=team_weight,",
         "",
         "play",

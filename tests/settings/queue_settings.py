@@ -159,19 +159,6 @@ def of_keys(names: str) -> list[tuple[str, dict[str, object]]]:
 
 
 @setting(
-    "apiKeys[].team",
-    {
-        "apiKeys": [{"key": "A", "team": "red"}, {"key": "B", "team": "red"}, {"key": "C"}, {"key": "D"}],
-        "teams": {"red": {}},
-    },
-)
-async def keys_of_a_team_share_its_turns(server: Served) -> None:
-    served = await order(server, *of_keys("AABBCC"), holder_key="D")
-    assert served.index("C") == 1, served
-    assert served[3] == "C", served
-
-
-@setting(
     "teams.NAME.weight",
     {
         "apiKeys": [{"key": "A", "team": "red"}, {"key": "B", "team": "blue"}, {"key": "D"}],

@@ -96,6 +96,19 @@ def test_weights_decide_the_shares_under_token_fairness():
     assert held(subject) == {"A": 2, "B": 4}
 
 
+@pytest.mark.parametrize(
+    ("weight", "expected"), [(1.0, {"A": 2, "B": 2, "c": 4}), (3.0, {"A": 3, "B": 3, "c": 2})]
+)
+def test_tenants_of_a_team_divide_its_share(weight, expected):
+    subject, _ = with_engine(8, fairness="tokens")
+    first = submit(subject, *[job("A", team="red", team_weight=weight) for _ in range(20)])
+    ripen(subject, *first)
+    submit(subject, *[job("c") for _ in range(20)])
+    submit(subject, *[job("B", team="red", team_weight=weight) for _ in range(20)])
+    ripen(subject, *[run.ticket for node in subject.nodes() for run in node.runs])
+    assert held(subject) == expected
+
+
 def test_sequence_pauses_at_most_three_times_until_its_tenant_is_within_its_share():
     subject, effects = with_engine(3)
     (wide,) = submit(subject, job("A", n=3))

@@ -122,3 +122,13 @@ def test_survey_knows_where_a_new_member_of_a_team_would_be():
     assert stranger.first == member.first == 2
     assert stranger.second < member.second <= 6  # a team has half of the turns, and a member half of those
     assert places[line_of("A", "red"), 1].first >= 10
+
+
+def test_tenants_of_a_team_divide_its_part_of_the_seats():
+    queue = Queue(100, fairness="tokens", tenant_weights={"A": 3.0})
+    for ticket in (of("A", "red", weight=2.0), of("B", "red", weight=2.0), of("C", "blue"), of("d")):
+        queue.push(ticket)
+    lines = [line for line, _ in queue.waiting["m"]]
+    parts = queue.parts(lines)
+    assert [parts[line] for line in lines] == [0.375, 0.125, 0.25, 0.25]
+    assert Queue(100).parts([line_of("A", "red"), line_of("B", "red"), "c"])["c"] == 0.5

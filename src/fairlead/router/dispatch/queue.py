@@ -63,13 +63,14 @@ class Queue:
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
         self._weights = dict(tenant_weights or {})
-        self._teams: dict[str, str] = {}  # of the tenants that are in teams; those seen last are kept
         self._by_tokens = fairness == "tokens"
         self.min_share = min_share
+        self._teams: dict[str, str] = {}  # of the tenants that are in teams; those seen last are kept
+        self._team_weights: dict[str, float] = {}  # of the jobs that came last
         self._tickets: dict[int, Ticket] = {}  # the jobs that wait
         # Jobs that run and have sequences left, and suspended sequences.
         self._begun: dict[int, Ticket | Run] = {}
-        # By model: how many entries of each tenant and class wait, of jobs and of sequences.
+        # By model: how many entries of each line and class wait, of jobs and of sequences.
         self.waiting: dict[str, Counter[tuple[str, int]]] = {}
         self._kinds = 0
         self._of_kind = [0] * KINDS
@@ -271,7 +272,7 @@ class Queue:
         return self._ahead(ticket.handle)
 
     def ahead_of_newcomer(self, line: str, priority: int) -> list[JobSpec]:
-        """Return the jobs that would leave before a job of this line that arrived now, in that order."""
+        """Return the jobs that would leave before a job of this line that arrived now; see `ahead`."""
         handle = self._kernel.push(_tenant_in(line), priority=priority)
         ahead = self._ahead(handle)
         self._kernel.discard(handle)
@@ -315,9 +316,33 @@ class Queue:
         found = (entries[other] for other in self._kernel.ahead(handle))
         return [entry.ticket.job if isinstance(entry, Run) else entry.job for entry in found]
 
-    def weight(self, tenant: str) -> float:
-        """Return a tenant's weight, which counts under token fairness only."""
-        return self._weights.get(tenant, 1.0) if self._by_tokens else 1.0
+    def parts(self, lines: Iterable[str]) -> dict[str, float]:
+        """Return the part of the whole that is each line's share: by weight of its team's part by weight.
+
+        Without a team, a line has a part as a team has. Weights count under token fairness only.
+        """
+        teams: dict[str, dict[str, float]] = {}  # by the team's own line, or that of a tenant without a team
+        for line in lines:
+            tenant = _tenant_in(line)
+            team, name = (
+                (line_of("", str(tenant[0])), str(tenant[1])) if type(tenant) is tuple else (line, line)
+            )
+            teams.setdefault(team, {})[line] = self._weights.get(name, 1.0) if self._by_tokens else 1.0
+        weights = {team: self._unit_weight(team, members) for team, members in teams.items()}
+        whole = sum(weights.values())
+        return {
+            line: weights[team] / whole * weight / sum(members.values())
+            for team, members in teams.items()
+            for line, weight in members.items()
+        }
+
+    def _unit_weight(self, team: str, members: Mapping[str, float]) -> float:
+        """Return the weight of a team, or of a tenant without one; `members` has the weights by line."""
+        if team in members:
+            return members[team]
+        tenant = _tenant_in(team)
+        assert type(tenant) is tuple
+        return self._team_weights.get(str(tenant[0]), 1.0) if self._by_tokens else 1.0
 
     def _weighted(self, job: JobSpec, cost: float) -> tuple[float, float]:
         """Return what the job's tenant and its team are charged for a cost."""
@@ -353,6 +378,8 @@ class Queue:
         job = ticket.job
         if not retried and self._teams.get(job.tenant, "") != job.team:
             self._move(job.tenant, job.team)
+        if job.team:
+            self._team_weights[job.team] = job.team_weight
         own, of_team = self._weighted(job, ticket.share)
         ticket.handle = self._kernel.push(
             _tenant_in(job.line),
@@ -399,16 +426,16 @@ class Queue:
     def _count(self, ticket: Ticket) -> None:
         """Count an entry of a job."""
         job = ticket.job
-        self.waiting.setdefault(job.model, Counter())[job.tenant, job.priority] += 1
+        self.waiting.setdefault(job.model, Counter())[job.line, job.priority] += 1
         self._of_kind[ticket.kind] += 1
         self._kinds |= 1 << ticket.kind
 
     def _uncount(self, ticket: Ticket) -> None:
         job = ticket.job
         waiting = self.waiting[job.model]
-        waiting[job.tenant, job.priority] -= 1
-        if not waiting[job.tenant, job.priority]:
-            del waiting[job.tenant, job.priority]
+        waiting[job.line, job.priority] -= 1
+        if not waiting[job.line, job.priority]:
+            del waiting[job.line, job.priority]
             if not waiting:
                 del self.waiting[job.model]
         self._of_kind[ticket.kind] -= 1

@@ -11,7 +11,8 @@ A sequence is suspended only after a quantum, and at most three times until its 
 Its class is not higher than that of the job, unless jobs of that class hold less than `min_share` of the
 seats.
 
-The share of a tenant is its part by weight of the model's seats, among those that hold seats or wait.
+The share of a tenant is its part by weight of the model's seats, among those that hold seats or wait. Tenants
+of a team divide its part.
 Example: 8 seats, all A's; B sends two jobs: the shares are 4 and 4, and B gets two of A's seats. C sends one
 job: the shares are 2⅔, and C gets another of A's. A goes on with 5, and gets more when B and C have finished.
 """
@@ -75,27 +76,25 @@ class Suspension:
 
 
 class _Shares:
-    """The seats that each tenant holds of a model, and its share of them. `runs` has the newest first."""
+    """The seats that each line holds of a model, and its share of them. `runs` has the newest first."""
 
     def __init__(self, queue: Queue, model: str, runs: list[Run], *, seats: int) -> None:
         self._model = model
         self._runs = runs
         self._seats = seats
         self._least = queue.min_share * seats  # of each class that waits
-        self._held = Counter(run.ticket.job.tenant for run in runs)
+        self._held = Counter(run.ticket.job.line for run in runs)
         self._of_class = Counter(run.ticket.job.priority for run in runs)
-        self._weight = queue.weight
-        active = self._held.keys() | {tenant for tenant, _ in queue.waiting[model]}
-        self._seats_per_weight = seats / sum(map(queue.weight, active))
+        self._parts = queue.parts(self._held.keys() | {line for line, _ in queue.waiting[model]})
 
-    def share(self, tenant: str) -> float:
-        return self._seats_per_weight * self._weight(tenant)
+    def share(self, line: str) -> float:
+        return self._seats * self._parts[line]
 
     def forgive(self, suspended: Collection[Run]) -> None:
         """Count no suspensions of the sequences of a tenant that is within its share."""
         for run in (*self._runs, *suspended):
             job = run.ticket.job
-            is_within = job.model == self._model and self._held[job.tenant] <= self.share(job.tenant)
+            is_within = job.model == self._model and self._held[job.line] <= self.share(job.line)
             if run.suspensions and is_within:
                 run.suspensions = 0
 
@@ -103,19 +102,19 @@ class _Shares:
         self, waiting: Collection[tuple[str, int]], victims: Collection[Run]
     ) -> Iterator[SeatExchange]:
         above = {
-            tenant: held - self.share(tenant)
-            for tenant, held in self._held.items()
-            if held - 1 >= self.share(tenant) - 1e-9
+            line: held - self.share(line)
+            for line, held in self._held.items()
+            if held - 1 >= self.share(line) - 1e-9
         }
-        if not above or all(self._held[tenant] >= self.share(tenant) for tenant, _ in waiting):
+        if not above or all(self._held[line] >= self.share(line) for line, _ in waiting):
             return
-        of_tenant: defaultdict[str, list[Run]] = defaultdict(list)
+        of_line: defaultdict[str, list[Run]] = defaultdict(list)
         for run in victims:
-            if run.ticket.job.tenant in above:
-                of_tenant[run.ticket.job.tenant].append(run)
-        for tenant in sorted(of_tenant, key=lambda tenant: -above[tenant]):
+            if run.ticket.job.line in above:
+                of_line[run.ticket.job.line].append(run)
+        for line in sorted(of_line, key=lambda line: -above[line]):
             tried = set()
-            for run in of_tenant[tenant]:
+            for run in of_line[line]:
                 priority = run.ticket.job.priority
                 if priority not in tried:  # older ones of the same class are for the same jobs
                     tried.add(priority)
@@ -124,7 +123,7 @@ class _Shares:
     def _is_below(self, victim_priority: int) -> Callable[[Ticket], bool]:
         def may_have(ticket: Ticket) -> bool:
             job = ticket.job
-            if job.model != self._model or self._held[job.tenant] >= self.share(job.tenant):
+            if job.model != self._model or self._held[job.line] >= self.share(job.line):
                 return False
             return job.priority <= victim_priority or self._of_class[job.priority] + 1 <= self._least
 
