@@ -223,7 +223,7 @@ PLACEMENT = (
         "behaviour",
         "drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload",
     ),
-    Mutant(f"{_NODES}.assign", "node.acquire(ticket.tokens, seats)", "pass", "play", "queue.capacity"),
+    Mutant(f"{_NODES}._take", "node.acquire(run.tokens, run.seats)", "pass", "play", "queue.capacity"),
     Mutant(
         f"{_PLACEMENT}:NodeState.free.fget",
         "self._limits.seats - self.busy",

@@ -155,7 +155,7 @@ RELOAD = (
     Mutant(
         "fairlead.router.fleet.reload:_fixed",
         "for name in FIXED:",
-        "for name in FIXED[:-5]:",
+        "for name in FIXED[: FIXED.index('tenant_names')]:",
         "reload",
         "tenantNames",
     ),
