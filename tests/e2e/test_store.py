@@ -223,13 +223,13 @@ def test_server_answers_although_its_store_cannot_be_used(tmp_path, fault):
         assert ask(server).status_code == 200
         metrics = server.http.get("/metrics", headers={"Authorization": f"Bearer {ADMIN}"}).text
         assert "fairlead_usage_jobs_waiting 1.0" in metrics
+        until(lambda: any("store not read" in line for line in server.log))
         if holder is not None:
             holder.execute("ROLLBACK")
             holder.close()
             until(lambda: counted(store)["requests"] == 1 if _has_tables(store) else False)
         server.stop()
         log = "\n".join(server.log)
-    assert "store not read" in log
     assert ("usage lost" in log) == (fault != "locked")
 
 

@@ -16,6 +16,7 @@ from fairlead.base.config import (
     KvCacheConfig,
     ModelConfig,
     QueueConfig,
+    default_store,
     demonstration_model,
 )
 from fairlead.server.cli import main
@@ -68,7 +69,10 @@ def config_of(app: FakeApp, *arguments: str) -> Config:
 
 def test_without_arguments_the_demonstration_model_is_served_on_loopback(app, monkeypatch, model):
     monkeypatch.setattr("fairlead.server.console.options.demonstration_model", lambda: model)
-    assert Config(models=(ModelConfig(path=model, name="small-model", preload=True),)) == config_of(app)
+    expected = Config(
+        models=(ModelConfig(path=model, name="small-model", preload=True),), store=default_store(os.environ)
+    )
+    assert expected == config_of(app)
     assert demonstration_model().name == "fairlead-demo"
 
 
@@ -104,6 +108,7 @@ def test_every_option_reaches_the_configuration(app, model):
         ),
         request_timeout_s=2.5,
         log_json=True,
+        store=default_store(os.environ),
     )
     assert expected == config_of(app, str(model), *options.split())
 

@@ -132,7 +132,7 @@ ORGANIZATION_ROUTES = group(
         view=KeyRoutes.project_keys,
         summary="List the keys of a team, as those of a project in OpenAI's API.",
         answer=KeyList,
-        errors=(400, 501, 503),
+        errors=(400, 404, 501, 503),
         query=_PAGES,
     ),
     _admin(
