@@ -154,6 +154,11 @@ cdef class FairQueue:
                 return handle
         return None
 
+    def peek(self) -> int | None:
+        """Return the handle of the entry that `pop` would remove; None if there is none."""
+        cdef int32_t entry = entry_next(&self.queue)
+        return None if entry == NONE else handle_of(&self.queue, entry)
+
     def pop(self, fits=None, *, kinds: int | None = None) -> int:
         """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
 

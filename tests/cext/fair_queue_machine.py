@@ -298,6 +298,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         """Pop all remaining entries, to compare their order."""
         ahead = [self.oracle_handles.get(handle, (None,))[0] for handle in self.queue.ahead(None)]
         assert self.oracle.ahead(None) == ahead
+        assert self.oracle_handles.get(self.queue.peek(), (None,))[0] == next(iter(ahead), None)
         while len(self.oracle):
             self.pop()
 

@@ -121,7 +121,7 @@ class StepScheduler:
         return self._running.by_slot[slot]
 
     def submit(self, sequence: Sequence) -> None:
-        """Append a new sequence to its class's queue. One too long for an empty cache would block it."""
+        """Queue a new sequence for its tenant's turn. One too long for an empty cache blocks its class."""
         self._queue.append(sequence)
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -157,7 +157,7 @@ class StepScheduler:
         self._suspended[sequence.key] = sequence
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a suspended sequence, behind others that return and before new ones of its class."""
+        """Queue a suspended sequence before the new ones of its tenant."""
         del self._suspended[sequence.key]
         sequence.become(SequenceStatus.PENDING)
         self._queue.append(sequence, returns=True)
@@ -300,7 +300,7 @@ class StepScheduler:
         return True
 
     def _preempt(self, victim: Sequence) -> None:
-        """Free a sequence's blocks and slot, and put it at the front of its queue, to be recomputed."""
+        """Free a sequence's blocks and slot, and put it in front of its class, to be recomputed."""
         if self.batch.num_scheduled[victim.slot]:
             self._leave_out(victim)
         victim.preemptions += 1
@@ -371,7 +371,7 @@ class StepScheduler:
                 prefix = self.memory.allocate(sequence)
             if prefix is None:
                 return
-            self._queue.remove(sequence)
+            self._queue.pop_head()
             self._start(sequence, prefix)
 
     def _is_admissible(self, sequence: Sequence) -> bool:
