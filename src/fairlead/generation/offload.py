@@ -100,6 +100,19 @@ class Offload:
         """Try a grammar in a process of its own. Raises as `in_turn` does, and `QueueFull` if that failed."""
         return await self._trying.run(caller.tenant, self._try, grammar)
 
+    async def call(self, caller: Caller, function: Callable[[], Parsed]) -> Parsed:
+        """Call a picklable function where grammars are tried; see `GrammarTrials.call`.
+
+        Raises `TrialRefused`, and as `try_grammar` does.
+        """
+        return await self._trying.run(caller.tenant, self._call, function)
+
+    def _call(self, function: Callable[[], Parsed]) -> Parsed:
+        try:
+            return self._trials.call(function)
+        except TrialFailed as error:
+            raise QueueFull(str(error), retry_after_s=RETRY_S) from error
+
     def _try(self, grammar: str) -> TrialResult:
         try:
             return self._trials.run(grammar)

@@ -1,26 +1,34 @@
 """From the requested form of an answer to the grammar, the limits and the parts of a job."""
 
+import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
 import trio
 
 from fairlead.base.job import AnswerParts, ReasoningLimit
+from fairlead.base.wire_formats.pattern import SpecialTokens
+from fairlead.base.wire_formats.wire_format import WireFormat
 from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import GenerationRequest
 from fairlead.generation.caller import Caller
 from fairlead.generation.offload import Offload
+from fairlead.language.structured.forming import Formed, divide_answer, field_of, form_answer
 from fairlead.language.structured.grammar import PLAIN, ReasoningState
-from fairlead.language.structured.request import AnswerSpec, FaultyRequest
+from fairlead.language.structured.request import AnswerPart, AnswerSpec
 from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trials import TrialRefused
 from fairlead.language.text.model import TextModel
 
 MAX_REMEMBERED = 4096
+MAX_REMEMBERED_BYTES = 32 * 1024 * 1024
 MOST_ALONE_S = 16.0
 """How long the parts of an answer are tried alone, after the grammar of the whole was refused."""
+
+Value = TypeVar("Value")
 
 
 class Structure(NamedTuple):
@@ -42,27 +50,22 @@ class Structure(NamedTuple):
     warning: str = ""
 
 
-def with_checked_form(request: GenerationRequest) -> GenerationRequest:
-    """Return a request with the form that is possible. Raises `InvalidRequest`, which names the field."""
-    if request.answer is None:
-        return request
-    try:
-        return msgspec.structs.replace(request, answer=request.answer.check())
-    except FaultyRequest as fault:
-        raise invalid_field(fault.field, fault.reason) from fault
-
-
-def structure_of(request: GenerationRequest, model: TextModel, prompt: Sequence[int]) -> Structure:
-    """Return the structure of a request's answer. Pure. Raises `InvalidRequest`, which names the field."""
-    spec, answer_format = request.answer, model.answer_format
+def structure_of(
+    request: GenerationRequest, model: TextModel, prompt: Sequence[int], formed: Formed | None
+) -> Structure:
+    """Return the structure of an answer of this form; None: of any. Pure."""
+    structure = Structure()
+    if formed is not None:
+        structure = Structure(formed.grammar, formed.field, warning="; ".join(formed.spec.warnings))
+    answer_format = model.answer_format
     if not request.is_chat or answer_format is None:
-        return Structure() if spec is None else _of_grammar(spec, None, "closed")
+        return structure
     wire_format = answer_format.wire_format
     state = answer_format.reasoning_at_the_end(prompt, model.tokenizer)
-    structure = Structure() if spec is None else _of_grammar(spec, model, state)
     limit = None
     if request.reasoning_tokens is not None:
         limit = answer_format.reasoning_limit(request.reasoning_tokens, state, model.tokenizer)
+    spec = None if formed is None else formed.spec
     tools = spec.tools if spec is not None and wire_format.calls is not None else ()
     structure = structure._replace(reasoning_limit=limit)
     if not tools and wire_format.reasoning is None and wire_format.content is None:
@@ -70,6 +73,28 @@ def structure_of(request: GenerationRequest, model: TextModel, prompt: Sequence[
     schemas = {tool.name: tool.parameters for tool in tools} if tools else None
     is_named = spec is not None and spec.named is not None
     return structure._replace(parts=AnswerParts(schemas, state == "opened", is_named))
+
+
+class Writing(NamedTuple):
+    """How the model writes an answer: all that its grammar depends on besides its form.
+
+    wire_format: How it marks reasoning and calls.
+    special: Its special tokens.
+    reasoning: Whether the prompt has begun its reasoning.
+    """
+
+    wire_format: WireFormat
+    special: SpecialTokens | None
+    reasoning: ReasoningState
+
+
+def writing_of(request: GenerationRequest, model: TextModel, prompt: Sequence[int]) -> Writing:
+    """Return how the model writes the answer to a prompt."""
+    answer_format = model.answer_format
+    if not request.is_chat or answer_format is None:
+        return Writing(PLAIN, None, "closed")
+    reasoning = answer_format.reasoning_at_the_end(prompt, model.tokenizer)
+    return Writing(answer_format.wire_format, answer_format.special, reasoning)
 
 
 def check_combinations(request: GenerationRequest, grammar: str | None) -> None:
@@ -82,29 +107,34 @@ def check_combinations(request: GenerationRequest, grammar: str | None) -> None:
         raise invalid_field("ignore_eos", "cannot be combined with tools or a form of the answer")
 
 
-class TriedGrammars:
-    """The results of trials of grammars, for each tenant, by the grammars' hashes; the latest ones.
+class Remembered(Generic[Value]):
+    """Values for each tenant by what they were made of, the latest ones, of at most so many bytes together.
 
-    A tenant that sent a grammar which takes too long gets the same error at once the next time. No tenant
-    learns from the time that another has sent it.
+    A tenant that sent a form which takes too long gets the same error at once the next time. No tenant learns
+    from the time that another has sent it.
     """
 
     def __init__(self) -> None:
-        self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
+        self._values: OrderedDict[bytes, tuple[Value, int]] = OrderedDict()
+        self._bytes = 0
 
-    def find(self, tenant: str, grammar: str) -> TrialResult | None:
-        """Return the result of an earlier trial, if it is known."""
-        digest = _digest(tenant, grammar)
-        result = self._results.get(digest)
-        if result is not None:
-            self._results.move_to_end(digest)
-        return result
+    def find(self, tenant: str, source: bytes) -> Value | None:
+        """Return the value that was made of this, if it is remembered."""
+        digest = _digest(tenant, source)
+        found = self._values.get(digest)
+        if found is None:
+            return None
+        self._values.move_to_end(digest)
+        return found[0]
 
-    def remember(self, tenant: str, grammar: str, result: TrialResult) -> None:
-        """Remember the result of a trial."""
-        self._results[_digest(tenant, grammar)] = result
-        if len(self._results) > MAX_REMEMBERED:
-            self._results.popitem(last=False)
+    def remember(self, tenant: str, source: bytes, value: Value, *, size: int = 0) -> None:
+        """Remember a value that takes so many bytes."""
+        digest = _digest(tenant, source)
+        self._bytes += size - self._values.pop(digest, (value, 0))[1]
+        self._values[digest] = value, size
+        while len(self._values) > MAX_REMEMBERED or self._bytes > MAX_REMEMBERED_BYTES:
+            _, (_, freed) = self._values.popitem(last=False)
+            self._bytes -= freed
 
 
 class StructureTrials:
@@ -112,12 +142,14 @@ class StructureTrials:
 
     Where a grammar is refused, its parts are tried alone: the text's form and each function's arguments. The
     request is refused for the first part that must be followed. Other functions at fault are relaxed. All
-    results are remembered, so nothing is tried again when the tenant repeats its tools.
+    results are remembered, so nothing is made or tried again when the tenant repeats its tools.
     """
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
-        self._tried = TriedGrammars()
+        self._formed: Remembered[Formed] = Remembered()
+        self._divided: Remembered[tuple[AnswerSpec, list[AnswerPart]]] = Remembered()
+        self._tried: Remembered[TrialResult] = Remembered()
 
     async def structure(
         self, caller: Caller, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
@@ -127,44 +159,64 @@ class StructureTrials:
         Raises `InvalidRequest`, which names the field, and as `Offload.try_grammar` does.
         """
         if generation.answer is None:
-            return await self._offload.encode(caller, structure_of, generation, model, prompt)
+            return await self._offload.encode(caller, structure_of, generation, model, prompt, None)
+        writing = await self._offload.encode(caller, writing_of, generation, model, prompt)
         async with self._offload.form_in_turn(caller):
-            return await self._try_structure(caller, generation, model, prompt)
+            formed, grammar_bytes = await self._form(caller, generation, writing)
+        structure = await self._offload.encode(caller, structure_of, generation, model, prompt, formed)
+        return structure._replace(grammar_bytes=grammar_bytes)
 
-    async def _try_structure(
-        self, caller: Caller, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
-    ) -> Structure:
-        generation = await self._offload.encode(caller, with_checked_form, generation)
-        structure = await self._offload.encode(caller, structure_of, generation, model, prompt)
-        check_combinations(generation, structure.grammar)
-        if structure.grammar is None:
-            return structure
-        result = await self._result(caller, structure.grammar)
+    async def _form(
+        self, caller: Caller, generation: GenerationRequest, writing: Writing
+    ) -> tuple[Formed, int]:
+        """Return the form that is followed, and the memory of its grammar."""
+        assert generation.answer is not None
+        formed, tried = await self._try_form(caller, generation, generation.answer, writing)
         for relax in (self._relax_alone, self._relax_all):
-            if result.fault is None:
+            if tried.fault is None:
                 break
-            assert generation.answer is not None
-            relaxed = await relax(caller, generation.answer, model, result.fault)
-            if relaxed == generation.answer:
-                continue
-            generation = msgspec.structs.replace(generation, answer=relaxed)
-            structure = await self._offload.encode(caller, structure_of, generation, model, prompt)
-            assert structure.grammar is not None
-            result = await self._result(caller, structure.grammar)
-        if result.fault is not None:
-            raise invalid_field(structure.grammar_field, result.fault)
-        return structure._replace(grammar_bytes=result.memory_bytes)
+            relaxed = await relax(caller, formed.spec, writing, tried.fault)
+            if relaxed != formed.spec:
+                formed, tried = await self._try_form(caller, generation, relaxed, writing)
+        if tried.fault is not None:
+            raise invalid_field(formed.field, tried.fault)
+        return formed, tried.memory_bytes
+
+    async def _try_form(
+        self, caller: Caller, generation: GenerationRequest, spec: AnswerSpec, writing: Writing
+    ) -> tuple[Formed, TrialResult]:
+        """Make the grammar of a form, and try it. Raises `InvalidRequest` for a form that is not possible."""
+        source = pickle.dumps((spec, writing))
+        formed = self._formed.find(caller.tenant, source)
+        if formed is None:
+            try:
+                formed = await self._offload.call(caller, partial(form_answer, spec, *writing))
+            except TrialRefused as refused:
+                return Formed(spec, None, field_of(spec)), TrialResult(str(refused))
+            size = 2 * len(source) + len(formed.grammar or "")
+            self._formed.remember(caller.tenant, source, formed, size=size)
+        if formed.fault is not None:
+            raise invalid_field(formed.field, formed.fault)
+        check_combinations(generation, formed.grammar)
+        if formed.grammar is None:
+            return formed, TrialResult()
+        return formed, await self._result(caller, formed.grammar)
 
     async def _relax_alone(
-        self, caller: Caller, spec: AnswerSpec, model: TextModel, fault: str
+        self, caller: Caller, spec: AnswerSpec, writing: Writing, fault: str
     ) -> AnswerSpec:
         """Return the form with those functions relaxed that are at fault by themselves, for `fault`."""
-        answer_format = model.answer_format
-        wire_format, special = PLAIN, None
-        if answer_format is not None and spec.tools:
-            wire_format, special = answer_format.wire_format, answer_format.special
-            spec = await self._offload.encode(caller, spec.fit, wire_format, special)
-        parts = await self._offload.encode(caller, lambda: list(spec.parts(wire_format, special)))
+        wire_format, special = (writing.wire_format, writing.special) if spec.tools else (PLAIN, None)
+        divide = partial(divide_answer, spec, wire_format, special)
+        source = pickle.dumps(divide)
+        if (divided := self._divided.find(caller.tenant, source)) is None:
+            try:
+                divided = await self._offload.call(caller, divide)
+            except TrialRefused:
+                return spec.free_arguments(fault)
+            size = 2 * len(source) + sum(len(part.grammar) for part in divided[1])
+            self._divided.remember(caller.tenant, source, divided, size=size)
+        spec, parts = divided
         faults: dict[str, str] = {}
         give_up_s = trio.current_time() + MOST_ALONE_S
         for tool, field, grammar in parts:
@@ -182,7 +234,7 @@ class StructureTrials:
         return spec.relax(faults)
 
     async def _relax_all(
-        self, _caller: Caller, spec: AnswerSpec, _model: TextModel, fault: str
+        self, _caller: Caller, spec: AnswerSpec, _writing: Writing, fault: str
     ) -> AnswerSpec:
         """Return the form with any object as arguments, where the schemas are too much only together."""
         return spec.free_arguments(fault)
@@ -192,35 +244,17 @@ class StructureTrials:
         result = self._known(caller, grammar)
         if result is None:
             result = await self._offload.try_grammar(caller, grammar)
-            self._tried.remember(caller.tenant, grammar, result)
+            self._tried.remember(caller.tenant, _encoded(grammar), result)
         return result
 
     def _known(self, caller: Caller, grammar: str) -> TrialResult | None:
-        return self._tried.find(caller.tenant, grammar)
+        return self._tried.find(caller.tenant, _encoded(grammar))
 
 
-def _of_grammar(spec: AnswerSpec, model: TextModel | None, state: ReasoningState) -> Structure:
-    """Return the structure with the grammar only. Tools are relaxed that the model's format cannot have."""
-    answer_format = None if model is None else model.answer_format
-    wire_format, special = PLAIN, None
-    if answer_format is not None:
-        wire_format, special = answer_format.wire_format, answer_format.special
-    try:
-        try:
-            grammar = spec.grammar(wire_format, special, state)
-        except FaultyRequest as fault:
-            spec = spec.fit(wire_format, special)
-            try:
-                grammar = spec.grammar(wire_format, special, state)
-            except FaultyRequest:
-                spec = spec.free_arguments(fault.reason)
-                grammar = spec.grammar(wire_format, special, state)
-    except FaultyRequest as fault:
-        raise invalid_field(fault.field, fault.reason) from fault
-    field = "tools" if spec.tools else spec.answer_field
-    return Structure(grammar, field, warning="; ".join(spec.warnings))
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
 
 
-def _digest(tenant: str, grammar: str) -> bytes:
-    key = blake2b(tenant.encode(errors="surrogatepass"), digest_size=32).digest()
-    return blake2b(grammar.encode(errors="surrogatepass"), digest_size=16, key=key).digest()
+def _digest(tenant: str, source: bytes) -> bytes:
+    key = blake2b(_encoded(tenant), digest_size=32).digest()
+    return blake2b(source, digest_size=16, key=key).digest()

@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,10 @@ import pytest
 from fairlead.language.structured import trial_process
 from fairlead.language.structured import trials as module
 from fairlead.language.structured.compiler import GrammarRefused, compile_grammar
-from fairlead.language.structured.grammar import JsonAnswer, answer_grammar
-from fairlead.language.structured.trials import GrammarTrials, TrialFailed
+from fairlead.language.structured.forming import form_answer
+from fairlead.language.structured.grammar import PLAIN, ChoiceAnswer, JsonAnswer, answer_grammar
+from fairlead.language.structured.request import AnswerSpec
+from fairlead.language.structured.trials import GrammarTrials, TrialFailed, TrialRefused
 from language.structured.words import lark
 
 BOMB = answer_grammar(
@@ -69,6 +74,32 @@ def test_grammar_with_characters_that_take_long_to_find_is_refused(monkeypatch):
     compiled, _ = compile_grammar(trial_process._vocabulary(), GOOD)
     with pytest.raises(GrammarRefused, match="a character of its answer takes longer than 0 ms"):
         trial_process._write_beginnings(compiled)
+
+
+def test_form_becomes_a_grammar_there(trials):
+    schema = {"type": "integer", "maximum": 2**80, "description": "\ud800"}
+    spec = AnswerSpec(answer=JsonAnswer(schema))
+    formed = trials.call(partial(form_answer, spec, PLAIN, None, "closed"))
+    assert formed == form_answer(spec, PLAIN, None, "closed")
+    assert formed.grammar is not None
+
+
+def test_large_result_arrives_whole(trials):
+    spec = AnswerSpec(answer=ChoiceAnswer([f"{number:01000}" for number in range(500)]))
+    assert len(trials.call(partial(form_answer, spec, PLAIN, None, "closed")).grammar) > 500_000
+
+
+def test_call_that_never_returns_is_ended_at_its_limit():
+    trials = GrammarTrials(cpu_s=0.1)
+    with pytest.raises(TrialRefused, match=r"more than 0\.1 s"):
+        trials.call(partial(all, repeat(True)))
+    assert trials.run(GOOD).fault is None, "the next one was affected"
+    trials.close()
+
+
+def test_result_that_is_no_part_of_a_form_is_not_made(trials):
+    with pytest.raises(pickle.UnpicklingError, match="is not part of a form"):
+        trials.call(partial(Path, "/"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from fairlead.base.config import Limits
-from fairlead.language.structured.request import AnswerSpec
 from fairlead.language.structured.trials import GrammarTrials
 from server.routes.conftest import client_of
 from server.routes.written_answers import CHAT, COMPLETIONS, WEATHER, accepts, refusal, vocabulary_of
@@ -253,18 +252,18 @@ async def test_trials_of_one_tenant_do_not_delay_those_of_another(client, chat, 
 
 async def test_form_is_not_checked_for_a_client_that_leaves_before_its_turn(client, chat, monkeypatch):
     """Two forms of a tenant are tried; those behind them cost nothing until then. Other tenants go on."""
-    waiting, run, check, checked = threading.Event(), GrammarTrials.run, AnswerSpec.check, []
+    waiting, run, call, checked = threading.Event(), GrammarTrials.run, GrammarTrials.call, []
 
     def slow(trials, grammar):
         assert '"slow' not in grammar or waiting.wait(20)
         return run(trials, grammar)
 
-    def noted(spec):
-        checked.append(spec.answer.schema["const"])
-        return check(spec)
+    def noted(trials, form):
+        checked.append(form.args[0].answer.schema["const"])
+        return call(trials, form)
 
     monkeypatch.setattr(GrammarTrials, "run", slow)
-    monkeypatch.setattr(AnswerSpec, "check", noted)
+    monkeypatch.setattr(GrammarTrials, "call", noted)
 
     def request(const, user):
         return chat(response_format=schema_format({"const": const}), user=user)
@@ -284,7 +283,8 @@ async def test_form_is_not_checked_for_a_client_that_leaves_before_its_turn(clie
 
 
 async def test_trial_is_remembered_for_its_tenant_only(client, chat, monkeypatch):
-    tried, run = [], GrammarTrials.run
+    tried, run, formed, call = [], GrammarTrials.run, [], GrammarTrials.call
+    monkeypatch.setattr(GrammarTrials, "call", lambda self, form: (formed.append(form), call(self, form))[1])
     monkeypatch.setattr(
         GrammarTrials, "run", lambda self, grammar: (tried.append(grammar), run(self, grammar))[1]
     )
@@ -292,6 +292,7 @@ async def test_trial_is_remembered_for_its_tenant_only(client, chat, monkeypatch
         for user in ("ana", "bob", "ana", "bob"):
             await client.post(CHAT, chat(response_format=schema_format(schema), user=user))
     assert len(tried) == 4
+    assert len(formed) == 6, "each form, and the parts of the faulty one"
     assert len(set(tried)) == 2
     assert all(job.sampling.grammar_bytes > 0 for job in client.gateway.jobs)
 

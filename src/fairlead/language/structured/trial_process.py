@@ -1,4 +1,4 @@
-"""Compiles grammars of strangers, each in a forked process that is ended at its limits. A program of its own.
+"""Makes and compiles grammars of strangers, each in a forked process that is ended at its limits. A program.
 
 A compilation cannot be interrupted: two `multipleOf` can make llguidance run for hours and take gigabytes.
 This process has the libraries loaded and only one thread, so that a fork takes a millisecond, and nothing of
@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import math
 import os
+import pickle
 import random
 import re
 import resource
@@ -26,6 +27,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from fairlead.base.frames import FrameSocket, PeerGone
+from fairlead.language.structured import forming  # noqa: F401  so that forks have it
 from fairlead.language.structured.compiler import MOST_ALTERNATIVES, GrammarRefused, compile_grammar
 from fairlead.language.structured.constraint import error_of
 from fairlead.language.structured.filling import STACK_BYTES, large_stack
@@ -71,30 +73,34 @@ _PLAIN = {
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A grammar to compile.
+    """A grammar to compile, or another call.
 
     `cpu_s`: the processor time that it may take.
     `memory_bytes`: the memory that it may take.
     `most_s`: how long that may last on a machine with other work.
+    `call`: a pickled function without arguments to call instead; empty: none.
     """
 
     grammar: str
     cpu_s: float
     memory_bytes: int
     most_s: float
+    call: bytes = b""
 
 
 class TrialResult(msgspec.Struct, frozen=True):
     """The end of a trial.
 
-    `fault`: why the grammar is refused; None: it compiles.
+    `fault`: why the grammar is refused, or why the call has not returned; None: it compiles, or has returned.
     `is_busy`: the machine had no time for it, which says nothing of the grammar.
     `memory_bytes`: what it takes when it is compiled.
+    `value`: what the call has returned, pickled.
     """
 
     fault: str | None = None
     is_busy: bool = False
     memory_bytes: int = 0
+    value: bytes = b""
 
 
 def main() -> int:
@@ -136,16 +142,16 @@ def _watch(trial: Trial, pid: int, results: int, connection: FrameSocket[Trial])
     poll = select.poll()
     poll.register(results, select.POLLIN)
     poll.register(connection, 0)  # only that it is closed
-    is_long = False
+    is_long, received = False, b""
     while True:
         ready = dict(poll.poll(1000 * _LOOK_S))
         if connection.fileno() in ready:
             return None
         if results in ready:
-            found = os.read(results, 65536)
-            if found:
-                return msgspec.msgpack.decode(found, type=TrialResult)
-            return _crash(trial, pid)
+            if found := os.read(results, 65536):
+                received += found
+                continue
+            return msgspec.msgpack.decode(received, type=TrialResult) if received else _crash(trial, pid)
         cpu_s = _cpu_s(pid)
         if cpu_s > trial.cpu_s:
             return _too_slow(trial)
@@ -201,23 +207,34 @@ def _compile_and_exit(trial: Trial, results: int) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stderr.fileno())  # what Rust prints when it ends the process
         with large_stack():
-            thread = threading.Thread(target=_compile, args=(trial.grammar, results))
+            thread = threading.Thread(target=_call if trial.call else _compile, args=(trial, results))
             thread.start()
         thread.join()
     finally:
         os._exit(0)
 
 
-def _compile(grammar: str, results: int) -> None:
+def _call(trial: Trial, results: int) -> None:
+    value = pickle.loads(trial.call)()  # noqa: S301  from the server that has started this process
+    _write(TrialResult(value=pickle.dumps(value)), results)
+
+
+def _write(result: TrialResult, results: int) -> None:
+    """Write a result whole: it may be larger than the pipe."""
+    with open(results, "wb", closefd=False) as pipe:
+        pipe.write(msgspec.msgpack.encode(result))
+
+
+def _compile(trial: Trial, results: int) -> None:
     before_bytes = _memory_bytes(os.getpid())
     try:
-        compiled, _ = compile_grammar(_vocabulary(), _with_known_tokens(grammar))
+        compiled, _ = compile_grammar(_vocabulary(), _with_known_tokens(trial.grammar))
         _write_beginnings(compiled)
         result = TrialResult(memory_bytes=max(0, _memory_bytes(os.getpid()) - before_bytes))
         del compiled
     except GrammarRefused as refusal:
         result = TrialResult(_plain(str(refusal)))
-    os.write(results, msgspec.msgpack.encode(result))
+    _write(result, results)
 
 
 def _write_beginnings(compiled: LLMatcher) -> None:

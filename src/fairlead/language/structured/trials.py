@@ -1,11 +1,19 @@
-"""Tries grammars before their jobs are queued, in a few processes that can be ended (`trial_process`)."""
+"""Makes and tries grammars before their jobs are queued, in a few processes that can be ended.
+
+They are forks of `trial_process`, of low priority: to write the grammar of a large schema takes a tenth of a
+second, in which no stream should wait for this process's lock or for a processor.
+"""
 
 import contextlib
+import io
+import pickle
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from socket import socketpair
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,10 +29,17 @@ BUSY_FACTOR = 15
 """A trial may last this many times its processor time, because the machine may have other work."""
 
 _REPLY_SLACK_S = 5.0  # the process may have to be started first
+_MODULES = ("fairlead.language.structured.", "fairlead.base.wire_formats.")
+_REBUILD = ("msgspec._utils", "rebuild")  # makes a struct
+_Returned = TypeVar("_Returned")
 
 
 class TrialFailed(RuntimeError):
     """A grammar could not be tried, which says nothing of it."""
+
+
+class TrialRefused(ValueError):
+    """A call has reached a bound."""
 
 
 class GrammarTrials:
@@ -48,7 +63,23 @@ class GrammarTrials:
 
     def run(self, grammar: str) -> TrialResult:
         """Compile a grammar within the bounds, to see what comes of it. Blocks. Raises `TrialFailed`."""
-        trial = Trial(grammar, self.cpu_s, self._memory_bytes, self._most_s)
+        return self._ask(Trial(grammar, self.cpu_s, self._memory_bytes, self._most_s))
+
+    def call(self, function: Callable[[], _Returned]) -> _Returned:
+        """Return what a picklable function returns there, within the bounds. Blocks.
+
+        What it returns consists of types of `language.structured` and of plain values. Raises `TrialFailed`,
+        and `TrialRefused` at a bound.
+        """
+        # Not msgpack: a schema may have any integer, and half a surrogate pair.
+        call = pickle.dumps(function)
+        result = self._ask(Trial("", self.cpu_s, self._memory_bytes, self._most_s, call))
+        if result.fault is not None:
+            raise TrialRefused(result.fault)
+        returned: _Returned = _PlainUnpickler(io.BytesIO(result.value)).load()
+        return returned
+
+    def _ask(self, trial: Trial) -> TrialResult:
         process = self._take()
         try:
             result = process.ask(trial, timeout_s=self._most_s + _REPLY_SLACK_S)
@@ -80,6 +111,18 @@ class GrammarTrials:
             return _TrialProcess()
         except OSError as error:
             raise TrialFailed(f"no process to try grammars can be started: {error}") from error
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes only the values of which forms consist, whatever has become of the process that sent them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == _REBUILD:
+            return super().find_class(module, name)
+        found = super().find_class(module, name) if module.startswith(_MODULES) else None
+        if not isinstance(found, type):
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a form")
+        return found
 
 
 def _end_all(processes: "list[_TrialProcess]") -> None:
