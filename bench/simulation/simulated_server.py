@@ -71,7 +71,9 @@ class SimulatedServer:
         self._busy = dict.fromkeys(range(nodes), 0)
         self._node_of: dict[Request, int] = {}
         fairness: Literal["roundRobin", "tokens"] = "tokens" if order == "tokens" else "roundRobin"
-        self._scheduler = Scheduler(self, capacity=capacity, random=Random(1), fairness=fairness)
+        self._scheduler = Scheduler(
+            self, capacity=capacity, random=Random(1), fairness=fairness, suspends=False
+        )
         for number in range(nodes):
             limits = NodeLimits(seats=seats, max_model_len=10 * MAX_TOKENS)
             self._scheduler.node_up(str(number), frozenset({MODEL}), limits)
@@ -164,6 +166,9 @@ class SimulatedServer:
 
     def pause(self, pause: PausedModel, pause_s: float) -> None:
         """Do nothing: no node is full."""
+
+    def seats_freed(self, node_id: str, number: int) -> None:
+        """Do nothing: no seats are kept."""
 
     def node_closed(self, node_id: str) -> None:
         """Not called: no node is closed."""

@@ -190,6 +190,9 @@ class SchedulerServer:
     def pause(self, pause: PausedModel, pause_s: float) -> None:
         """Do nothing: no node is full."""
 
+    def seats_freed(self, node_id: str, number: int) -> None:
+        """Do nothing: no seats are kept."""
+
     def node_closed(self, node_id: str) -> None:
         """See `stop_model`."""
         raise AssertionError(node_id)

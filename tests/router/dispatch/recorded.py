@@ -116,6 +116,7 @@ class RecordedEffects:
         self.closed_nodes: list[str] = []
         self.pauses: dict[PausedModel, float] = {}
         self.idle_nodes: list[tuple[str, int]] = []
+        self.freed: list[tuple[str, int]] = []
 
     @property
     def models(self) -> "RecordedEffects":
@@ -154,6 +155,9 @@ class RecordedEffects:
     def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
         assert request not in self.loads
         self.loads[request] = error
+
+    def seats_freed(self, node_id: str, number: int) -> None:
+        self.freed.append((node_id, number))
 
     def pause(self, pause: PausedModel, pause_s: float) -> None:
         self.pauses[pause] = pause_s

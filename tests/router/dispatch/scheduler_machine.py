@@ -154,6 +154,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
         self.grant_seats = self.subject._tickets.grant_seats
         self.subject._tickets.grant_seats = self.grant_seats_from_the_first_job
+        self.assign = self.subject._nodes.assign
+        self.subject._nodes.assign = self.assign_from_idle_seats
         self.costs: Counter[str] = Counter()  # per tenant, of its jobs that have ended
         self.order: dict[Ticket, int] = {}  # order of arrival; returned jobs come first
         self.nodes = {
@@ -183,6 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.exchange: tuple[Ticket, int, list[tuple[Ticket, int]]] | None = None
         # How many jobs have overtaken one of several sequences: at least, and at most.
         self.overtakes: dict[Ticket, list[int]] = {}
+        self.fresh: dict[NodeState, tuple[int, list[str]]] = {}  # before the latest grant
 
     def tickets(self, *states: TicketState) -> list[Ticket]:
         return [ticket for ticket in self.order if ticket.state in states]
@@ -190,6 +193,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     def grant_seats_from_the_first_job(self) -> None:
         self.ledger.tried.clear()
         self.grant_seats()
+
+    def assign_from_idle_seats(self, ticket: Ticket) -> NodeState:
+        self.fresh = self.fresh_seats()
+        return self.assign(ticket)
+
+    def fresh_seats(self) -> dict[NodeState, tuple[int, list[str]]]:
+        """Return for each node how many seats are free, and who has just left some of them."""
+        nodes = self.subject._nodes.values()
+        return {node: (node.free, list(node.fresh.values())) for node in nodes}
+
+    def is_kept(self, node: NodeState, ticket: Ticket, fresh: dict[NodeState, tuple[int, list[str]]]) -> bool:
+        """Return whether the node's free seats are kept for other tenants than the job's."""
+        model, own = ticket.job.model, ticket.job.tenant
+        nodes = [each for each in self.with_model(model) if each.id not in self.by_sequence]
+        nodes = [each for each in nodes if self.seats[each.id]]
+        held: Counter[str] = Counter()
+        for other in self.tickets(TicketState.GRANTED):
+            if other is not ticket and other.node in nodes:
+                held[other.job.tenant] += self.held(other)
+        waiting = {own} | {each.job.tenant for each in self.waiting_for(model)}
+        left = {tenant for each in nodes for tenant in fresh[each][1]}
+        present = (+held).keys() | waiting | left
+        share = sum(self.seats[each.id] for each in nodes) / len(present)
+        free, left_by = fresh.get(node, (0, []))
+        kept = [tenant for tenant in left_by if held[tenant] < share - 1e-9]
+        return bool(kept) and held[own] >= share - 1e-9 and 0 < free <= len(kept)
 
     def seats_of(self, job: JobSpec, node: NodeState) -> int:
         """Return how many seats the job takes there at once: one for each sequence, or all."""
@@ -270,7 +299,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Return where the job may run now: not where it failed last, if there is another node."""
         taking = self.accepting(ticket.job) - self.unsuited.get(ticket, set())
         taking = taking - {self.failed_at.get(ticket)} or taking
-        return {node for node in taking if not self.is_full_for(node, ticket)}
+        fresh = self.fresh_seats()
+        return {
+            node
+            for node in taking
+            if not (self.is_full_for(node, ticket) or self.is_kept(node, ticket, fresh))
+        }
 
     def is_full_for(self, node: NodeState, ticket: Ticket) -> bool:
         full = self.full.get((node, ticket.job.model))
@@ -336,6 +370,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not is_exchange:
             self.check_turn(ticket)
         assert not self.is_full_for(ticket.node, ticket), "a node that has rejected jobs for the model"
+        assert not self.is_kept(ticket.node, ticket, self.fresh), "a seat that is kept for other tenants"
         assert ticket.node not in self.unsuited.get(ticket, set()), "a node that has refused the job"
         assert not self.swapped(ticket.node) & self.leaving, "a model that is to be unloaded"
         assert ticket.node in self.accepting(ticket.job), "a job that the node cannot run"
@@ -631,6 +666,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.ripe.add((ticket, index))
                 self.subject.ripened(ticket, index)
 
+    @precondition(lambda self: self.effects.freed)
+    @rule(data=st.data())
+    def rest(self, data) -> None:
+        """Let a quantum pass after seats were freed."""
+        freed = data.draw(st.sampled_from(self.effects.freed))
+        self.effects.freed.remove(freed)
+        node = self.subject._nodes.get(freed[0])
+        fresh = dict(node.fresh) if node else {}
+        self.subject.seats_rested(*freed)
+        for number, line in node.fresh.items() if node else ():
+            assert number > freed[1], "a seat that has been idle for a quantum"
+            assert fresh.get(number, line) == line
+
     @precondition(lambda self: self.held_by_jobs())
     @rule(data=st.data())
     def end_sequence(self, data) -> None:
@@ -791,6 +839,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.subject._queue) + len(begun) == len(self.subject._queue._kernel)
         assert Counter(self.effects.paused) >= Counter(self.all_suspended())
         assert self.exchange is None, "a seat that nobody has got"
+        reported = Counter(self.effects.freed)
+        for node in holders:
+            assert len(node.fresh) <= max(0, node.room)
+            assert not node.fresh or node.id not in self.by_sequence
+            assert not node.fresh or max(node.fresh) <= max(n for at, n in reported if at == node.id)
         for model in {*self.subject._queue.waiting, "m"}:
             waiting = Counter((each.job.tenant, each.job.priority) for each in self.waiting_for(model))
             assert waiting == self.subject._queue.waiting.get(model, Counter())

@@ -38,7 +38,7 @@ def test_restored_seat_counts_at_a_node_that_comes_up_later():
     subject, effects = scheduler()
     restored = job("A")
     subject.restore(restored, "node")
-    waiting = submit(subject, *map(job, "BB"))
+    waiting = submit(subject, *map(job, "BC"))
     subject.node_up(*FakeNode(), limits(2))
     assert effects.granted == waiting[:1]
     assert subject.node_counts("node").busy == 2

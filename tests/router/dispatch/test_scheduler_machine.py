@@ -12,6 +12,7 @@ from fairlead.router.dispatch import suspension
 from fairlead.router.dispatch.effects import PausedModel
 from fairlead.router.dispatch.fullness import FullModel, Pause
 from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.kept_seats import KeptSeats
 from fairlead.router.dispatch.node_groups import JobKind
 from fairlead.router.dispatch.node_pool import NodePool
 from fairlead.router.dispatch.node_state import NodeState
@@ -24,6 +25,7 @@ from fairlead.router.dispatch.ticket import Run, RunState, Ticket, TicketState
 from fairlead.router.dispatch.tickets import Tickets
 from router.dispatch import test_fullness as fullness
 from router.dispatch import test_job_seats as job_seats
+from router.dispatch import test_kept_seats as kept_seats
 from router.dispatch import test_scheduler_swaps as swaps
 from router.dispatch import test_sequence_seats as sequence_seats
 from router.dispatch import test_suspension as pauses
@@ -346,6 +348,32 @@ def suspends_for_lower_classes(self, victim_priority: int):
     return _is_below(self, 7)
 
 
+def keeps_no_seats_for_tenants(self: KeptSeats, model: str, nodes, waiting) -> None:
+    return None
+
+
+def keeps_seats_from_everybody(self: KeptSeats, model: str, nodes, waiting) -> None:
+    for node in nodes:
+        if node.fresh:
+            node.kept_from[model] = frozenset("ABC")
+
+
+def takes_all_seats_to_be_kept(self: KeptSeats, model: str) -> bool:
+    return True
+
+
+def keeps_seats_for_good(self: NodePool, node: NodeState, number: int) -> None:
+    return None
+
+
+def keeps_seats_that_are_taken(self: NodePool, node: NodeState, run: Run) -> None:
+    return None
+
+
+def keeps_seats_of_nobody(self: KeptSeats, job: JobSpec) -> bool:
+    return False
+
+
 def keeps_the_seat_of_a_suspended_sequence(self: NodePool, run: Run) -> None:
     run.state = RunState.SUSPENDED
 
@@ -438,6 +466,11 @@ DETECTED_LATE = {
         (NodePool, "release", gives_back_as_many_seats_as_it_would_take_now),
         (NodeState, "seats_for", needs_seats_that_the_node_does_not_have),
         (NodePool, "fits", fits_if_any_seat_is_free),
+        (KeptSeats, "_keep", keeps_no_seats_for_tenants),
+        (KeptSeats, "_keep", keeps_seats_from_everybody),
+        (KeptSeats, "nobody_may_have", takes_all_seats_to_be_kept),
+        (NodePool, "rested", keeps_seats_for_good),
+        (NodePool, "_use_fresh", keeps_seats_that_are_taken),
         # Rarely found: the machine needs more than a thousand examples.
         pytest.param(Scheduler, "expired", expires_although_it_was_used, marks=pytest.mark.nightly),
     ],
@@ -493,6 +526,12 @@ def test_violated_rule_of_sequences_is_detected(monkeypatch: pytest.MonkeyPatch,
             "_finish_closing_nodes",
             resumes_nothing_on_nodes_that_close,
             pauses.test_model_is_not_unloaded_while_a_sequence_of_it_is_suspended,
+        ),
+        (
+            KeptSeats,
+            "is_last",
+            keeps_seats_of_nobody,
+            kept_seats.test_seat_is_kept_for_the_tenant_that_has_just_left_it,
         ),
         (
             Scheduler,

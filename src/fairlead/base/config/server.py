@@ -73,10 +73,12 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Classes whose jobs do not wait for running answers of lower classes: these pause."""
     suspension: bool = True
     """Whether running answers pause for tenants that have fewer seats than their share, and of classes in
-    `preempt`.
+    `preempt`. Where answers cannot pause, seats are kept for such tenants.
     """
     quantum_s: Seconds = 1.0
-    """How long an answer runs at least before it pauses, unless it has generated `quantumTokens`."""
+    """How long an answer runs at least before it pauses, unless it has generated `quantumTokens`. How long a
+    seat is kept.
+    """
     quantum_tokens: AtLeastOne = 32
     """How many tokens an answer generates at least before it pauses, unless it has run for `quantum`."""
     tenant_weights: dict[str, Annotated[float, Meta(gt=0)]] = {}

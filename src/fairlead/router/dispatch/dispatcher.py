@@ -390,6 +390,11 @@ class Dispatcher:
         waiter = self._waiters[ticket]
         waiter.stopped(self._note(waiter, error))
 
+    def seats_freed(self, node_id: str, number: int) -> None:
+        """Report after a quantum that seats which are idle since now have been idle for as long."""
+        at_s = trio.current_time() + self._queue.quantum_s
+        self._timer.at(at_s, lambda: self.scheduler.seats_rested(node_id, number))
+
     def pause(self, pause: PausedModel, pause_s: float) -> None:
         """End a pause of a full model after this time."""
         if (earlier := self._pauses.pop(pause, None)) is not None:

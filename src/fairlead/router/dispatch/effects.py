@@ -68,6 +68,9 @@ class Effects(Protocol):
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         """End the ticket's job with this error; `finished` follows when it has ended."""
 
+    def seats_freed(self, node_id: str, number: int) -> None:
+        """Call the scheduler's `seats_rested` with these arguments after a quantum."""
+
     def pause(self, pause: PausedModel, pause_s: float) -> None:
         """Call the scheduler's `resume` after this time. A later call for the same pause replaces it."""
 

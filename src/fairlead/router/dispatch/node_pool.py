@@ -53,6 +53,9 @@ class NodePool(dict[str, NodeState]):
         self._leaving: dict[NodeState, None] = {}
         self._pauses: dict[NodeState, None] = {}  # the nodes with models that are full
         self.held: list[NodeState] = []
+        self._freed = 0
+        self._fresh: dict[NodeState, None] = {}  # the nodes with fresh seats
+        self._unreported: dict[NodeState, None] = {}
 
     # Nodes -------------------------------------------------------------------------------------------
 
@@ -87,6 +90,7 @@ class NodePool(dict[str, NodeState]):
             self._leaving.pop(node, None)
             self._prefixes.remove(node)
             self._pauses.pop(node, None)
+            self._fresh.pop(node, None)
             node.changed = {}
         return node
 
@@ -156,6 +160,14 @@ class NodePool(dict[str, NodeState]):
             kinds |= group.kinds
         return kinds
 
+    def kinds_of(self, model: str) -> int:
+        """Return a bit for each kind of job for a model that shares its number with no other kind."""
+        kinds = 0
+        for kind in self._kinds.values():
+            if kind.job.model == model and not kind.shares_number:
+                kinds |= 1 << kind.number
+        return kinds
+
     def with_several_seats(self) -> NodeState | None:
         """Return the only node, if it has several free seats for any job that fits its cache.
 
@@ -165,7 +177,7 @@ class NodePool(dict[str, NodeState]):
         if len(self) != 1:
             return None
         node = next(iter(self.values()))
-        if node.free < 2 or node.limits.needs_relay or node.full:
+        if node.free < 2 or node.limits.needs_relay or node.full or node.fresh:
             return None
         left = node.tokens_left
         return node if left is None or (node.busy and left >= 0) else None
@@ -177,7 +189,7 @@ class NodePool(dict[str, NodeState]):
         kind = self.kind(job)
         for group in kind.open:
             if group.free and (kind.seats == 1 or group.has_seats(kind.seats)):
-                return not self._pauses or any(
+                return not (self._pauses or self._fresh) or any(
                     not self._refuses(node, job) and node.free >= node.seats_for(kind.seats)
                     for each in kind.open
                     for node in each.free
@@ -211,16 +223,17 @@ class NodePool(dict[str, NodeState]):
         return [node for group in self.kind(job).groups for node in group.nodes if not node.is_closed]
 
     def avoided(self, ticket: Ticket) -> Collection[NodeState]:
-        """Return nodes that may not run the job: that refused it, or where its tenant's jobs are paused.
+        """Return nodes that may not run the job: that refused it, or have no seat for its tenant now.
 
         The one where it failed last is among them, unless there is no other.
         """
         failed, unsuited = ticket.failed_at, ticket.unsuited
-        if failed is None and not unsuited and not self._pauses:
+        if failed is None and not unsuited and not (self._pauses or self._fresh):
             return ()
         avoided = set(unsuited)
-        if self._pauses:
-            avoided.update(node for node in self._pauses if self._refuses(node, ticket.job))
+        if self._pauses or self._fresh:
+            refusing = (*self._pauses, *self._fresh)
+            avoided.update(node for node in refusing if self._refuses(node, ticket.job))
         if failed is not None and any(
             node is not failed and node not in unsuited for node in self.accepting(ticket.job)
         ):
@@ -318,6 +331,8 @@ class NodePool(dict[str, NodeState]):
 
     def _take(self, run: Run, node: NodeState) -> None:
         node.acquire(run.tokens, run.seats)
+        if node.fresh:
+            self._use_fresh(node, run)
         node.runs[run] = None
         self._grants += 1
         node.used = run.number = self._grants
@@ -435,6 +450,52 @@ class NodePool(dict[str, NodeState]):
             return [node for each in best if each for node in each[1]]
         return [node for node in holders if node.free > 0 and self._group_of[node] in groups and suits(node)]
 
+    # Seats that were left lately ---------------------------------------------------------------------
+
+    def leave_fresh(self, node: NodeState, line: str, seats: int) -> None:
+        """Mark seats as just left by a tenant."""
+        if not node.limits.by_sequence and self.is_current(node):
+            for _ in range(seats):
+                self._freed += 1
+                node.fresh[self._freed] = line
+            self._fresh[node] = self._unreported[node] = None
+            self._bound_fresh(node)
+
+    def with_fresh_seats(self) -> Collection[NodeState]:
+        """Return the nodes with seats that were left less than a quantum ago."""
+        return self._fresh
+
+    def take_freed(self) -> list[tuple[NodeState, int]]:
+        """Return the nodes with seats that were left since the last call, with the last number of each."""
+        if not self._unreported:
+            return []
+        freed = [(node, next(reversed(node.fresh))) for node in self._unreported if node.fresh]
+        self._unreported.clear()
+        return freed
+
+    def rested(self, node: NodeState, number: int) -> None:
+        """Record that a quantum has passed since the seats up to this number were left."""
+        node.fresh = {each: line for each, line in node.fresh.items() if each > number}
+        node.kept_from = {}
+        self._bound_fresh(node)
+
+    def _use_fresh(self, node: NodeState, run: Run) -> None:
+        """Let a job take the seats that its tenant has left, and then those that are idle for longest."""
+        job = run.ticket.job
+        if job.line not in node.kept_from.get(job.model, ()):
+            own = [number for number, line in node.fresh.items() if line == job.line]
+            for number in own[-run.seats :]:
+                del node.fresh[number]
+        self._bound_fresh(node)
+
+    def _bound_fresh(self, node: NodeState) -> None:
+        """Let there be no more fresh seats than free ones."""
+        while len(node.fresh) > max(0, node.room):
+            node.fresh.popitem()
+        if not node.fresh:
+            self._fresh.pop(node, None)
+            node.kept_from = {}
+
     # Full nodes --------------------------------------------------------------------------------------
 
     def update_full(self, node: NodeState) -> None:
@@ -457,13 +518,16 @@ class NodePool(dict[str, NodeState]):
 
     def _refuses(self, node: NodeState, job: JobSpec) -> bool:
         full = node.full.get(job.model)
-        return full is not None and full.refuses(job.tenant)
+        if full is not None and full.refuses(job.tenant):
+            return True
+        return job.line in node.kept_from.get(job.model, ())
 
     # Groups ------------------------------------------------------------------------------------------
 
     def _set(self, node: NodeState, models: frozenset[str], limits: NodeLimits) -> None:
         """Set a node's models and limits, and put it into the group of those that can run the same jobs."""
         node.models, node.limits = models, limits
+        self._bound_fresh(node)
         has_cache_limit = limits.cache_tokens is not None
         key = models, node.closed_models & models, limits.evictable, limits.needs_relay
         group = self._groups.get(key)

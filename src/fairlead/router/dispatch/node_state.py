@@ -25,6 +25,9 @@ class NodeState:
     `full`: its models that have rejected jobs (`FullModel`). `closed_models`: those of them for which no job
     gets a seat now, whatever the count; `update_full` sets them.
 
+    `fresh`: free seats that were left less than a quantum ago, the oldest first: the line that left each, by
+    a number. `kept_from`: by model, the lines that it has no seat for now; `KeptSeats` sets it.
+
     `runs`: what holds its seats. A change is noted in `changed`, which belongs to the `NodePool` while the
     node is up.
     """
@@ -39,9 +42,11 @@ class NodeState:
         "busy",
         "changed",
         "closed_models",
+        "fresh",
         "full",
         "id",
         "jobs",
+        "kept_from",
         "models",
         "runs",
         "tokens",
@@ -53,6 +58,8 @@ class NodeState:
         self.id = node_id
         self.models = models
         self.runs: dict[Run, None] = {}
+        self.fresh: dict[int, str] = {}
+        self.kept_from: dict[str, frozenset[str]] = {}
         self.jobs = 0
         self.busy = 0
         self.tokens = 0

@@ -16,6 +16,7 @@ from fairlead.router.dispatch.admission import JobAdmission, full_error, shuttin
 from fairlead.router.dispatch.effects import Effects, NodeCounts, PausedModel, SchedulerStatistics
 from fairlead.router.dispatch.held_sequences import ALL_AT_ONCE, HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.kept_seats import KeptSeats
 from fairlead.router.dispatch.node_pool import NodePool
 from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.queue import WAITING_BYTES, Fairness, Queue
@@ -34,10 +35,10 @@ class Scheduler:
     `loadable` are the models that a swap can load, as `policy` allows; with `rejects_loading` no job waits
     for a load. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`). With `suspends`,
     sequences pause for jobs of tenants that hold fewer seats than their share, and of the classes
-    `preempting` (`suspension.py`). Guarantees: a job
-    with free seats never counts against the queue; while seats are free, no job that fits them waits, unless
-    they are kept for one that needs more; a model with work in flight is never evicted; every ticket ends
-    once.
+    `preempting` (`suspension.py`), and where they cannot, seats are kept for such tenants for a quantum
+    (`kept_seats.py`). Guarantees: a job with free seats never counts against the queue; while seats are free,
+    no job that fits them waits, unless they are kept for another; a model with work in flight is never
+    evicted; every ticket ends once.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Scheduler:
         )
         self._nodes = NodePool(random)
         self._swaps = Swaps(effects, self._nodes, policy, loadable)
-        self._tickets = Tickets(effects, self._queue, self._nodes, self._swaps)
+        self._kept = KeptSeats(self._queue, self._nodes) if suspends else None
+        self._tickets = Tickets(effects, self._queue, self._nodes, self._swaps, kept=self._kept)
         self._suspension = Suspension(self._queue, self._nodes, preempting=preempting) if suspends else None
         self._unsuited: dict[Ticket, None] = {}  # queued jobs that a node has refused, and some of the past
         self._rejects_loading = rejects_loading
@@ -77,6 +79,8 @@ class Scheduler:
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
         """Grant, queue or refuse a new job; with `too_long`, refuse it rather than queue it."""
         job = ticket.job
+        if self._kept is not None and self._nodes.with_fresh_seats():
+            self._kept.update(job)
         refusal = self._admission.refusal(job, too_long=too_long) or self._tickets.make_room(job)
         if refusal is not None:
             self._tickets.refuse(ticket, refusal)
@@ -121,6 +125,13 @@ class Scheduler:
         run = ticket.runs.get(index)
         if run is not None and run.state is RunState.RUNNING and not run.is_ripe:
             run.is_ripe = True
+            self._pump()
+
+    def seats_rested(self, node_id: str, number: int) -> None:
+        """Record that a quantum has passed since the report of `Effects.seats_freed` with this number."""
+        node = self._nodes.get(node_id)
+        if node is not None and node.fresh:
+            self._nodes.rested(node, number)
             self._pump()
 
     def first_delta(self, ticket: Ticket) -> None:
@@ -397,6 +408,8 @@ class Scheduler:
                 self._tickets.exchange(*exchange) for exchange in self._suspension.exchanges()
             ):
                 pass
+        for node, number in self._nodes.take_freed():
+            self._effects.seats_freed(node.id, number)
 
     def _remove_leaving_nodes(self) -> None:
         for node in self._nodes.idle_and_leaving():

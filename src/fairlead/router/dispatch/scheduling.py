@@ -47,6 +47,9 @@ class JobEvents(Protocol):
     def ripened(self, ticket: Ticket, index: int) -> None:
         """Record that a sequence has run for a quantum, so that it may be suspended."""
 
+    def seats_rested(self, node_id: str, number: int) -> None:
+        """Record that a quantum has passed since `Effects.seats_freed` was called with these arguments."""
+
     def first_delta(self, ticket: Ticket) -> None:
         """Record that a job's answer has begun."""
 

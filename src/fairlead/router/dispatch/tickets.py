@@ -10,6 +10,7 @@ from fairlead.router.dispatch.effects import Effects, PausedModel
 from fairlead.router.dispatch.fullness import FORGOTTEN_S, FullModel
 from fairlead.router.dispatch.held_sequences import HeldSequences
 from fairlead.router.dispatch.job_spec import JobSpec
+from fairlead.router.dispatch.kept_seats import KeptSeats
 from fairlead.router.dispatch.node_groups import WIDE
 from fairlead.router.dispatch.node_pool import NodePool
 from fairlead.router.dispatch.node_state import NodeState
@@ -26,15 +27,19 @@ class Tickets:
     queue: the tickets that wait.
     nodes: the nodes with their seats.
     swaps: a queued job counts there as demand for its model.
+    kept: which seats are kept from whom; None: no seats are.
 
     Only this class changes a ticket's state, and only this class grants and refuses.
     """
 
-    def __init__(self, effects: Effects, queue: Queue, nodes: NodePool, swaps: Swaps) -> None:
+    def __init__(
+        self, effects: Effects, queue: Queue, nodes: NodePool, swaps: Swaps, *, kept: KeptSeats | None = None
+    ) -> None:
         self._effects = effects
         self._queue = queue
         self._nodes = nodes
         self._swaps = swaps
+        self._kept = kept
 
     def make_room(self, job: JobSpec) -> QueueFull | None:
         """Displace a job if a newcomer must wait and the queue is full; return why the newcomer may not."""
@@ -76,7 +81,7 @@ class Tickets:
         """Grant free seats to waiting jobs that fit them, in fair order."""
         if self._nodes.held:
             self._nodes.end_holds()
-        while (waiting := self._queue.kinds) and (kinds := waiting & self._nodes.kinds_with_free_seat()):
+        while (waiting := self._queue.kinds) and (kinds := self._grantable(waiting)):
             search = SeatSearch(self._nodes, kinds) if waiting & WIDE else None
             entries = self._next(kinds) if search is None else self._search(search)
             if not entries:
@@ -87,6 +92,16 @@ class Tickets:
                 self._nodes.end_holds()
         if self._queue.has_begun_jobs:
             self._finish_closing_nodes()
+
+    def _grantable(self, waiting: int) -> int:
+        """Return those of these kinds of jobs for which a node has a seat that is not kept from them all."""
+        kinds = waiting & self._nodes.kinds_with_free_seat()
+        if kinds and self._kept is not None and self._nodes.with_fresh_seats():
+            self._kept.update()
+            for model in self._queue.waiting:
+                if self._kept.nobody_may_have(model):
+                    kinds &= ~self._nodes.kinds_of(model)
+        return kinds
 
     def _grant(self, entry: Ticket | Run, search: SeatSearch | None = None) -> None:
         """Give a job that was taken from the queue a seat for a sequence, or all its seats."""
@@ -227,7 +242,10 @@ class Tickets:
             self._dequeue(ticket)
         elif ticket.state is TicketState.GRANTED:
             self._queue.remove(ticket)
+            seats = ticket.seats
             node = self._nodes.release(ticket)
+            if self._kept is not None and self._kept.is_last(ticket.job):
+                self._nodes.leave_fresh(node, ticket.job.line, seats)
         self._queue.refund(ticket, down_to=cost)
         if ticket.state is not TicketState.DONE:
             ticket.become(TicketState.DONE)
