@@ -35,6 +35,7 @@ TAGS = {
     "batches": "Files and batches",
     "media": "Sound, images and moderations",
     "ollama": "Ollama's API",
+    "llama.cpp": "llama.cpp's API",
     "models": "Models and tokens",
     "queue": "Queue",
     "fleet": "Loading, unloading and nodes",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -37,6 +37,8 @@ samplings = st.builds(
     logit_bias=st.dictionaries(st.integers(-2, VOCABULARY + 2), st.floats(-100, 100), max_size=3),
     min_tokens=st.integers(0, 4),
     ignore_eos=st.booleans(),
+    repeat_last_n=st.sampled_from([-1, 0, 1, 2, 3, 5, 100]),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=8).map(tuple),
 )
 
 
@@ -44,15 +46,20 @@ def oracle(state, output, sampling, logits):
     """Return the adjusted logits of one sequence, computed one token at a time in float64."""
     changed = logits.astype(np.float64).copy()
     prompt = list(state.tokens_view())[: state.prompt_length]
+    known, last = [*prompt, *output], sampling.repeat_last_n
+    window = known if last == -1 else known[max(0, len(known) - last) :]
+    output_in_window = window if len(window) < len(output) else output
     for token in range(VOCABULARY):
-        if token in [*prompt, *output]:
+        if token in window:
             changed[token] *= (
                 1 / sampling.repetition_penalty if changed[token] > 0 else sampling.repetition_penalty
             )
-        changed[token] -= sampling.frequency_penalty * output.count(token)
-        changed[token] -= sampling.presence_penalty * (token in output)
+        changed[token] -= sampling.frequency_penalty * output_in_window.count(token)
+        changed[token] -= sampling.presence_penalty * (token in output_in_window)
         changed[token] += sampling.logit_bias.get(token, 0.0)
         if token in EOS and len(output) < sampling.min_tokens and not sampling.ignore_eos:
+            changed[token] = -np.inf
+        if sampling.allowed_token_ids is not None and token not in sampling.allowed_token_ids:
             changed[token] = -np.inf
     return changed
 
@@ -123,6 +130,8 @@ class RememberedSequences(RuleBasedStateMachine):
         latest = torch.zeros(len(slots), dtype=torch.int32)
         self.sampler.update_state()
         found = self.sampler.process(logits, SampledRows(slots, positions, latest))
+        on_host = self.sampler.process(logits.numpy(), SampledRows(slots, positions, latest.numpy()))
+        np.testing.assert_allclose(found.numpy(), on_host, rtol=1e-6, atol=1e-6)
         for row, slot in enumerate(slots.tolist()):
             state, output = self.running[slot]
             expected = oracle(state, output, state.sampling.parameters, logits[row].numpy())
@@ -142,9 +151,14 @@ TestRememberedSequences.settings = settings(stateful_step_count=25)
     "mutate",
     [
         lambda patch: patch.setattr(TokenCounts, "_add", lambda *_: None),
+        lambda patch: patch.setattr(TokenCounts, "_remove", lambda *_: None),
         lambda patch: patch.setattr(logits_processors, "keep_by_slot", _keep_the_first),
     ],
-    ids=["tokens that came later are not counted", "a slot's next sequence inherits its state"],
+    ids=[
+        "tokens that came later are not counted",
+        "tokens stay in the window",
+        "a slot's next sequence inherits its state",
+    ],
 )
 def test_state_machine_detects_wrong_counts(monkeypatch, mutate):
     mutate(monkeypatch)
@@ -189,6 +203,46 @@ def test_counts_stay_correct_while_the_arrays_grow():
             assert np.bincount(counted[:position], minlength=500).tolist() == (
                 np.bincount(ids, counts, minlength=500).tolist()
             )
+
+
+@settings(max_examples=300)
+@given(
+    known=st.lists(st.integers(0, 5), min_size=1, max_size=9),
+    drafts=st.lists(st.integers(0, 5), max_size=4),
+    is_late=st.booleans(),
+    window=st.sampled_from([-1, 1, 2, 3, 4, 6, 50]),
+    data=st.data(),
+)
+def test_window_before_drafts_and_a_token_on_the_device(known, drafts, is_late, window, data):
+    prompt_length = data.draw(st.integers(1, len(known)))
+    batch = InputBatch(slots=1, max_batched_tokens=40, max_model_len=20, block_size=20, vocab_size=100)
+    state = state_of(known[:prompt_length], Sampling(max_tokens=10, frequency_penalty=0.5))
+    batch.add_request(0, state, ([0],))
+    counts = TokenCounts(state, 5, prompt=True, window=window)  # 5 has no logits
+    for token in known[prompt_length:]:
+        batch.num_scheduled[0] = state.num_tokens - state.computed
+        batch.commit_tokens(batch.prepare_inputs(), np.array([token], np.int32))
+        if data.draw(st.booleans()):
+            counts.update()
+    everything = [*known, *drafts]
+    position = len(everything) + is_late
+    first = 0 if window == -1 else max(0, position - window)
+    considered = [
+        (token, at >= prompt_length) for at, token in enumerate(everything) if at >= first and token < 5
+    ]
+    expected = {
+        token: sum(is_output for one, is_output in considered if one == token) for token, _ in considered
+    }
+    assert written(counts.before(position, drafts)) == expected
+    # What was counted for drafts is forgotten if they are wrong.
+    fresh = TokenCounts(state, 5, prompt=True, window=window)
+    assert written(counts.before(len(known))) == written(fresh.before(len(known)))
+
+
+def written(found):
+    """Return ids and their counts as a dictionary."""
+    ids, counts = found
+    return dict(zip(ids.tolist(), counts.tolist(), strict=True))
 
 
 def test_step_without_sampling_rows_needs_no_processing():

@@ -83,14 +83,19 @@ def oracle(sampling):
     scores = {}
     for token, logit in enumerate(LOGITS.double().tolist()):
         score = logit
-        if token in PROMPT + OUTPUT:
+        known, last = PROMPT + OUTPUT, sampling.repeat_last_n
+        window = known if last == -1 else known[max(0, len(known) - last) :]
+        output = window[-len(OUTPUT) :]
+        if token in window:
             repetition = sampling.repetition_penalty
             score = score / repetition if score > 0 else score * repetition
-        score -= sampling.frequency_penalty * OUTPUT.count(token)
-        score -= sampling.presence_penalty * (token in OUTPUT)
+        score -= sampling.frequency_penalty * output.count(token)
+        score -= sampling.presence_penalty * (token in output)
         score += sampling.logit_bias.get(token, 0)
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else EOS)}
         if len(OUTPUT) < sampling.min_tokens and token in ends:
+            score = -math.inf
+        if sampling.allowed_token_ids is not None and token not in sampling.allowed_token_ids:
             score = -math.inf
         scores[token] = score
     weights = {token: math.exp(score / sampling.temperature) for token, score in scores.items()}
@@ -123,6 +128,15 @@ CASES = {
     "frequency": {"frequency_penalty": 0.7},
     "negative penalties": {"presence_penalty": -1.0, "frequency_penalty": -0.2},
     "repetition": {"repetition_penalty": 1.8},
+    "repetition in a window": {"repetition_penalty": 1.8, "repeat_last_n": 3},
+    "all penalties in a window of the last token": {
+        "repetition_penalty": 1.8,
+        "frequency_penalty": 0.7,
+        "presence_penalty": 0.5,
+        "repeat_last_n": 1,
+    },
+    "no penalties": {"repetition_penalty": 1.8, "frequency_penalty": 0.7, "repeat_last_n": 0},
+    "some tokens": {"allowed_token_ids": (2, 4, 7, 9)},
     "bias": {"logit_bias": {4: 3.0, 5: -100.0}},
     "min_tokens": {"min_tokens": 6, "stop_token_ids": (4,)},
     "min_tokens reached": {"min_tokens": 5, "stop_token_ids": (4,)},
@@ -389,12 +403,14 @@ PENALTIES = {
     output=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8),
     late=st.lists(st.booleans(), min_size=3, max_size=3),
     prompt=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4),
+    window=st.sampled_from([-1, 1, 2, 4]),
 )
-def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, prompt):
+def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, prompt, window):
     # In late rows the last token is only on the device, and not yet committed to the batch.
-    with_output = [sequence(prompt=prompt, output=output, **PENALTIES) for _ in late]
+    penalties = PENALTIES | {"repeat_last_n": window}
+    with_output = [sequence(prompt=prompt, output=output, **penalties) for _ in late]
     without_penalties = [
-        sequence(prompt=prompt, output=output[:-1] if is_late else output, **PENALTIES) for is_late in late
+        sequence(prompt=prompt, output=output[:-1] if is_late else output, **penalties) for is_late in late
     ]
     batch = batch_of(without_penalties)
     sampler = Sampler(batch, VOCABULARY, EOS)

@@ -56,6 +56,7 @@ def metas(hint):
         *(("max_tokens", 0), ("max_tokens", 2**31), ("min_tokens", -1), ("temperature", -0.5)),
         *(("temperature", float("nan")), ("top_p", 1.5), ("top_p", float("nan")), ("top_k", -1)),
         *(("min_p", 2.0), ("logprobs", -1), ("logprobs", 2**31), ("prompt_logprobs", -1)),
+        ("repeat_last_n", -2),
     ],
 )
 def test_value_out_of_range_is_refused_by_its_name(name, value):
@@ -72,7 +73,7 @@ def test_sequence_needs_logits_processing_only_for_parameters_with_an_effect():
         needs(**{name: value})
         for name, value in [
             *(("min_tokens", 1), ("presence_penalty", 0.5), ("frequency_penalty", -1.0)),
-            *(("repetition_penalty", 1.1), ("logit_bias", {1: 1.0})),
+            *(("repetition_penalty", 1.1), ("logit_bias", {1: 1.0}), ("allowed_token_ids", (1,))),
         ]
     )
 

@@ -105,6 +105,7 @@ def request_of(rng):
             "repetition_penalty": 1.1,
             "frequency_penalty": rng.choice([0.0, 0.2]),
             "presence_penalty": 0.1,
+            "repeat_last_n": rng.choice([-1, 1, 4, 20]),
         }
     if rng.random() < 0.3:
         options |= {"logprobs": rng.choice([0, 2])}

@@ -56,6 +56,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     grammar_bytes: about how much memory it takes when it is compiled.
     reasoning_limit: a bound on the reasoning.
     close_at_limit: an answer with a grammar that nears `max_tokens` is closed.
+    repeat_last_n: the three penalties consider only the last so many tokens; -1: all.
+    allowed_token_ids: no other tokens are chosen, not even the model's end; None: all may be.
     """
 
     max_tokens: int
@@ -77,6 +79,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     grammar_bytes: int = 0
     reasoning_limit: ReasoningLimit | None = None
     close_at_limit: bool = False
+    repeat_last_n: int = -1
+    allowed_token_ids: tuple[int, ...] | None = None
 
 
 class Passthrough(msgspec.Struct, frozen=True):

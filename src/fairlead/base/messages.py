@@ -19,7 +19,7 @@ from fairlead.base.job import FinishReason, Sampling, TokenLogprob
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
 # The version of the messages between an engine and its clients: increased when a message changes.
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 # A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection, 1 or more.
 KEY_BITS = 40
 

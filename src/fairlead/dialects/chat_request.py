@@ -27,8 +27,14 @@ def chat_request(
     `model` is the name in the request, and `user` the client's own user.
     """
     spec = request.answer or AnswerSpec()
-    has_others = request.logprobs is not None or request.prompt_logprobs is not None or request.continuation
-    if request.messages is None or has_others or not isinstance(spec.answer, JsonAnswer | None):
+    has_others = request.logprobs is not None or request.prompt_logprobs is not None
+    begins_anew = request.add_generation_prompt and not (request.continuation or request.continues_last)
+    if (
+        request.messages is None
+        or has_others
+        or not begins_anew
+        or not isinstance(spec.answer, JsonAnswer | None)
+    ):
         return None
     variables = dict(request.template_variables or {})
     members = {

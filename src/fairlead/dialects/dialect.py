@@ -7,6 +7,7 @@ this package, and give it a row in the route table. A `RelayDialect` is for mode
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -18,9 +19,11 @@ from fairlead.base.job import Delta, Job
 from fairlead.base.upstream_events import UpstreamReader, readers
 from fairlead.dialects.body import BodyParser
 from fairlead.dialects.fields import Envelope, SamplingParameters
+from fairlead.dialects.unread import known_fields, unread_fields
 from fairlead.dialects.unserved import Fields
 from fairlead.language.structured.request import AnswerSpec
 from fairlead.language.text.model import Task, TextModel
+from fairlead.language.text.truncation import Truncation
 from fairlead.router.dispatch.estimates import WaitEstimate
 
 EVENTS = "text/event-stream"
@@ -62,6 +65,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     suffix: The answers are the texts between the prompts, which are texts, and this; "": they follow the
         prompts.
     sampling: How tokens are chosen.
+    add_generation_prompt: The chat ends with the beginning of an answer.
+    continues_last: The chat ends with the last message's text, which the answer continues.
+    truncation: How prompts and second texts of pairs are cut that are too long; None: they are refused.
     max_tokens: The most tokens of an answer; None: no limit but the model's.
     stop: Strings that end an answer.
     n: Answers of each prompt.
@@ -88,6 +94,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: SpecialTokens = "parse"
     suffix: str = ""
     sampling: SamplingParameters = SamplingParameters()
+    add_generation_prompt: bool = True
+    continues_last: bool = False
+    truncation: Truncation | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
@@ -134,6 +143,7 @@ class AnswerContext(NamedTuple):
     prompt_texts: The texts of the prompts, if the request has `echo`.
     times: For dialects that show durations.
     warning: Why arguments of tools do not follow their schemas; "": they do.
+    unread_fields: The fields of the request that nothing reads.
     """
 
     job: Job
@@ -143,6 +153,7 @@ class AnswerContext(NamedTuple):
     prompt_texts: tuple[str, ...] = ()
     times: AnswerTimes | None = None
     warning: str = ""
+    unread_fields: tuple[str, ...] = ()
 
     @property
     def own_model(self) -> TextModel:
@@ -279,6 +290,14 @@ class Dialect(RelayDialect):
     @abstractmethod
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """Return the request in a body. Pure: called in a thread for a large one. Raises `InvalidRequest`."""
+
+    def unread(self, body: bytes) -> tuple[str, ...]:
+        """Return the names of the fields of a decoded body that nothing reads."""
+        return unread_fields(body, self._known_fields)
+
+    @cached_property
+    def _known_fields(self) -> frozenset[str]:
+        return known_fields(self.body_type, self.refused_fields or ())
 
     @abstractmethod
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:

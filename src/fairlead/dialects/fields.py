@@ -12,6 +12,7 @@ from msgspec import Meta
 
 MAX_TOP_LOGPROBS = 20
 MAX_INT32 = 2**31 - 1
+MAX_ALLOWED_TOKENS = 16_384
 
 Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_INT32)]
@@ -28,6 +29,8 @@ LogitBias = Annotated[
     dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
     Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
 ]
+# vLLM's `truncate_prompt_tokens`: -1 is as many as the model takes. `truncation_of` refuses 0.
+TruncatedTokens = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 TemplateVariables = Annotated[dict[str, Any], Meta(max_length=1024)]
 # Declared for `/openapi.json` only; checked elsewhere, with messages of our own.
 NonEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
@@ -118,7 +121,10 @@ class SamplingParameters(CommonFields, frozen=True, kw_only=True):
     presence_penalty: Subtracted from the logits of tokens that the answer has.
     frequency_penalty: The same for each time that the answer has them.
     repetition_penalty: Divides the logits of tokens that prompt or answer have; 1: none.
+    repeat_last_n: The three penalties consider only the last so many tokens of prompt and answer; -1: all,
+        0: none.
     logit_bias: Added to logits, by token id.
+    allowed_token_ids: Only these tokens are chosen. The model's own end is, too, only if it is among them.
     stop_token_ids: Further tokens that end the answer.
     ignore_eos: Go on after the model's own end.
     prompt_logprobs: From vLLM: list each token of the prompt, and this number of the likeliest ones.
@@ -134,7 +140,11 @@ class SamplingParameters(CommonFields, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     # Beyond these bounds, float32 logits overflow and the sequence would fail in the engine.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     logit_bias: LogitBias | None = None
+    allowed_token_ids: (
+        Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None
+    ) = None
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=128)] | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: TopLogprobs | None = None

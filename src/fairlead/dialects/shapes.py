@@ -101,6 +101,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: The log-probabilities of its tokens, if requested.
     finish_reason: Why it ended.
     stop_reason: The stop string or the id of the token that ended it; None: neither did.
+    token_ids: The ids of its tokens; absent unless requested.
     """
 
     index: int
@@ -108,6 +109,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: dict[str, Any] | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ListedToken(msgspec.Struct, frozen=True):
@@ -133,6 +135,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: The answers, as many as `n`.
     usage: Token counts of all answers.
     prompt_logprobs: The candidates for each position of the prompt; absent unless requested.
+    prompt_token_ids: The ids of the prompt's tokens; absent unless requested.
     """
 
     id: str
@@ -143,6 +146,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[PromptToken | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -154,6 +158,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: Why it ended.
     stop_reason: The stop string or the id of the token that ended it; None: neither did.
     prompt_logprobs: The candidates for each position of the prompt; absent unless requested.
+    token_ids: The ids of its tokens; absent unless requested.
+    prompt_token_ids: The ids of the prompt's tokens; absent unless requested.
     """
 
     index: int
@@ -162,6 +168,8 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | None
     prompt_logprobs: list[PromptToken | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 A field that constrains an answer or its content is refused until it is served. A client that requests JSON
 must not get anything else. Only null and the values that mean "off" pass. A field that changes no answer is
 ignored, and listed here with the reason. Unknown fields are ignored, because clients send more of them every
-month.
+month, and named in a header of the answer (`unread`).
 
 Requests that are relayed keep all of their fields: the other server may serve them.
 """
@@ -42,7 +42,6 @@ _CONSTRAINTS: Fields = {
     "json_schema": _ANY,  # {} is a schema too: any JSON
     "regex": _EMPTY_TEXT,
     "ebnf": _EMPTY_TEXT,
-    "allowed_token_ids": _ANY,
     "bad_words": _EMPTY_LIST,
     "stop_regex": Unserved(("", [])),
     "n_indent": _ZERO,
@@ -74,7 +73,6 @@ _SAMPLING: Fields = {
     "min_keep": _ZERO,
     "samplers": _ANY,
     "repeat_penalty": Unserved((1,), "repetition_penalty"),
-    "repeat_last_n": Unserved((-1,)),
     "n_predict": Unserved((-1,), "max_tokens"),
     "n_cmpl": Unserved((1,), "n"),
     "t_max_predict_ms": Unserved((0, -1)),
@@ -89,7 +87,6 @@ _SAMPLING: Fields = {
 _PROMPT: Fields = {
     "prompt_embeds": _ANY,
     "input_ids": _ANY,
-    "truncate_prompt_tokens": _ANY,
     "session_params": _EMPTY_OBJECT,
     # These two isolate cached prefixes; `kvCache.isolateTenants` does that for all requests.
     "cache_salt": _ANY,
@@ -101,7 +98,6 @@ _ANSWER: Fields = {
     "n_probs": Unserved((0,), "logprobs"),
     "post_sampling_probs": _FALSE,
     "return_tokens": _FALSE,
-    "return_token_ids": _FALSE,
     "return_tokens_as_token_ids": _FALSE,
     "return_prompt_text": _FALSE,
     "return_prompt_token_ids": _FALSE,
@@ -113,13 +109,14 @@ _ANSWER: Fields = {
     "skip_special_tokens": _TRUE,
 }
 
+_TRUNCATION: Fields = {"truncate_prompt_tokens": _ANY}
+
 COMPLETION: Fields = {**_CONSTRAINTS, **_SAMPLING, **_PROMPT, **_ANSWER, "add_special_tokens": _TRUE}
 
 # How the chat template renders messages. /tokenize reads these fields, too.
 _MESSAGES: Fields = {
     "chat_template": _ANY,
     "documents": Unserved(([],), "documents in chat_template_kwargs"),
-    "continue_final_message": _FALSE,
     "tool_prompt": _EMPTY_TEXT,
     "guideline": _EMPTY_TEXT,
     "task": _ANY,
@@ -127,9 +124,9 @@ _MESSAGES: Fields = {
 
 CHAT: Fields = {
     **{name: field for name, field in COMPLETION.items() if name != "thinking_token_budget"},
+    **_TRUNCATION,
     **_MESSAGES,
     "add_special_tokens": _FALSE,
-    "add_generation_prompt": _TRUE,
     "special_tokens": Unserved((), "specialTokens in the model's configuration"),
     "echo": _FALSE,
     "best_of": _ONE,
@@ -150,6 +147,7 @@ MESSAGES: Fields = {
     **_GUIDED,
     **_SAMPLING,
     **_PROMPT,
+    **_TRUNCATION,
     "n": _ONE,
     "stop": Unserved(("", []), "stop_sequences"),
     "response_format": Unserved((), "output_config.format"),
@@ -161,6 +159,9 @@ MESSAGES: Fields = {
 RESPONSES: Fields = {
     **CHAT,
     **_GUIDED,
+    "add_generation_prompt": _TRUE,
+    "continue_final_message": _FALSE,
+    "return_token_ids": _FALSE,
     "background_options": _EMPTY_OBJECT,
     "context_management": _EMPTY_LIST,
     "conversation": _ANY,
@@ -182,8 +183,7 @@ EMBEDDING: Fields = {
     "messages": Unserved((), "input"),
     "prompt_embeds": _ANY,
     "add_special_tokens": _TRUE,
-    "truncate_prompt_tokens": _ANY,
-    "truncate": Unserved((False, "NONE")),
+    "truncate": Unserved((False, "NONE"), "truncate_prompt_tokens"),
     "embed_dtype": Unserved(("float32",)),
     "endianness": Unserved(("native", "little")),
     "normalize": _ANY,
@@ -194,9 +194,8 @@ EMBEDDING: Fields = {
 }
 
 COMPARISON: Fields = {
-    "truncate_prompt_tokens": _ANY,
-    "truncate": _FALSE,
-    "truncation": _FALSE,
+    "truncate": Unserved((False,), "truncate_prompt_tokens"),
+    "truncation": Unserved((False,), "truncate_prompt_tokens"),
     "max_tokens_per_doc": _ANY,
     "max_chunks_per_doc": _ANY,
     "rank_fields": _EMPTY_LIST,

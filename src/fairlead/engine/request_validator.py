@@ -1,6 +1,6 @@
 """Validates requests and converts them to the batch's `SequenceState`. Uses only the limits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -74,9 +74,8 @@ class RequestValidator:
         if sampling.grammar is not None or sampling.reasoning_limit is not None:
             constraint = Constraint(limit=sampling.reasoning_limit, grammar=sampling.grammar)
             encoded = encoded._replace(constraint=constraint)
-        for token_id in sampling.logit_bias or ():
-            if not self._is_token(token_id):
-                raise UnknownToken("logit_bias", token_id, self._vocab_size)
+        self._check_tokens("logit_bias", sampling.logit_bias)
+        self._check_tokens("allowed_token_ids", sampling.allowed_token_ids or ())
         max_tokens = min(sampling.max_tokens, self.longest - len(token_ids), self._most_output)
         if sampling.close_at_limit and encoded.constraint is not None:
             encoded.constraint.close_after = max_tokens
@@ -103,6 +102,11 @@ class RequestValidator:
             raise ValueError(f"the prompt has {length} tokens; at most {most} are accepted")
         if length >= self.longest:
             raise ValueError(f"the prompt has {length} tokens; with one of output, {self.longest} fit")
+
+    def _check_tokens(self, field: str, ids: Iterable[int]) -> None:
+        for token_id in ids:
+            if not self._is_token(token_id):
+                raise UnknownToken(field, token_id, self._vocab_size)
 
     def _is_token(self, token_id: int) -> bool:
         return 0 <= token_id < self._vocab_size

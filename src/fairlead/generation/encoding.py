@@ -8,6 +8,7 @@ from fairlead.base.config import Limits, SpecialTokens
 from fairlead.dialects.body import too_many_tokens
 from fairlead.dialects.dialect import GenerationRequest, Prompt, TextPairs
 from fairlead.language.text.model import TextModel
+from fairlead.language.text.truncation import Truncation
 
 LONG_PROMPT_TOKENS = 1024
 
@@ -20,10 +21,12 @@ def encode_prompts(
     *,
     special_tokens: SpecialTokens = "parse",
     suffix: str = "",
+    truncation: Truncation | None = None,
 ) -> tuple[ReadOnlySequence[int], ...]:
     """Return each prompt's token ids; a prompt may be ids already. Raises `InvalidRequest` for `param`.
 
-    With a `suffix`, the prompts are for the text between each prompt, which is a text, and the suffix.
+    With a `suffix`, the prompts are for the text between each prompt, which is a text, and the suffix. With a
+    `truncation`, prompts that are too long are cut.
     """
     encoded: list[ReadOnlySequence[int]] = []
     tokens = 0
@@ -31,6 +34,11 @@ def encode_prompts(
         if suffix:
             assert isinstance(prompt, str)
             ids = model.encode_infill(prompt, suffix, special_tokens=special_tokens)
+        elif truncation is not None:
+            if isinstance(prompt, str):
+                ids = model.encode_truncated(prompt, truncation, special_tokens=special_tokens, param=param)
+            else:
+                ids = model.truncate_ids(prompt, truncation, param=param)
         elif isinstance(prompt, str):
             ids = model.encode_prompt(prompt, special_tokens=special_tokens, param=param)
         else:
@@ -50,17 +58,21 @@ def encode_conversation(model: TextModel, request: GenerationRequest) -> list[in
         tools=request.tools,
         variables=request.template_variables,
         continuation=request.continuation,
+        add_generation_prompt=request.add_generation_prompt,
+        continues_last=request.continues_last,
     )
 
 
-def encode_pairs(model: TextModel, pairs: TextPairs, limits: Limits) -> tuple[ReadOnlySequence[int], ...]:
+def encode_pairs(
+    model: TextModel, pairs: TextPairs, limits: Limits, truncation: Truncation | None = None
+) -> tuple[ReadOnlySequence[int], ...]:
     """Return the token ids of each pair, for a model that scores pairs; for another those of each text.
 
     The first texts precede the second ones then. Raises `InvalidRequest` for the field of a text.
     """
     if model.scoring is None:
         firsts, seconds = (
-            encode_prompts(model, texts, limits, param)
+            encode_prompts(model, texts, limits, param, truncation=truncation)
             for texts, param in zip((pairs.firsts, pairs.seconds), pairs.fields, strict=True)
         )
         encoded = (*firsts, *seconds)
@@ -69,7 +81,10 @@ def encode_pairs(model: TextModel, pairs: TextPairs, limits: Limits) -> tuple[Re
     tokens, scored = 0, []
     queries = pairs.firsts * len(pairs.seconds) if len(pairs.firsts) == 1 else pairs.firsts
     for first, second in zip(queries, pairs.seconds, strict=True):
-        ids = model.encode_pair(first, second, fields=pairs.fields)
+        if truncation is None:
+            ids = model.encode_pair(first, second, fields=pairs.fields)
+        else:
+            ids = model.encode_truncated_pair(first, second, truncation, fields=pairs.fields)
         tokens += len(ids)
         check_tokens(tokens, pairs.fields[1], limits)
         scored.append(pack_ids(ids))

@@ -55,6 +55,7 @@ class AnswerNotes(msgspec.Struct, frozen=True, kw_only=True):
     translated_from: The dialect of the server whose answer was translated; None: it was not translated.
     warning: Why arguments of tools do not follow their schemas; "": they do.
     budgets: Which budgets are nearly spent; "": none.
+    unread_fields: The fields of the request that nothing reads.
     """
 
     estimated_wait_s: int | None = None
@@ -63,6 +64,7 @@ class AnswerNotes(msgspec.Struct, frozen=True, kw_only=True):
     translated_from: str | None = None
     warning: str = ""
     budgets: str = ""
+    unread_fields: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, answer: Answer) -> "AnswerNotes":

@@ -7,10 +7,12 @@ body, and whether it is valid, is left to the server that answers it, if that sp
 
 import time
 from collections.abc import Sequence as ReadOnlySequence
+from functools import partial
 
 import msgspec
 import trio
 
+from fairlead.base.config import Limits
 from fairlead.base.errors import InvalidRequest, quoted
 from fairlead.base.job import Job, Sampling
 from fairlead.dialects.body import invalid_field
@@ -20,7 +22,6 @@ from fairlead.dialects.dialect import (
     CountingDialect,
     Dialect,
     GenerationRequest,
-    Prompt,
     RelayDialect,
     StreamingDialect,
 )
@@ -34,6 +35,7 @@ from fairlead.generation.relays import Relays, RelayWriter
 from fairlead.generation.sampling import sampling_of
 from fairlead.generation.structuring import Structure, StructureTrials
 from fairlead.language.text.model import TextModel
+from fairlead.language.text.truncation import Truncation
 from fairlead.nodes.streams.relay import rewrite_model
 
 USUAL_CHARS_PER_TOKEN = 4
@@ -56,9 +58,12 @@ class GenerationPipeline:
         Raises a `FairleadError`.
         """
         answer = await self._answer(caller, dialect, job, context)
-        if context is None or not context.warning:
+        if context is None or not (context.warning or context.unread_fields):
             return answer
-        return answer._replace(notes=msgspec.structs.replace(answer.notes, warning=context.warning))
+        notes = msgspec.structs.replace(
+            answer.notes, warning=context.warning, unread_fields=context.unread_fields
+        )
+        return answer._replace(notes=notes)
 
     async def _answer(
         self, caller: Caller, dialect: RelayDialect, job: Job, context: AnswerContext | None
@@ -105,13 +110,14 @@ class GenerationPipeline:
             return await self._relays.job(caller, dialect, body, envelope, model=name, requested=requested)
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
-        generation = await self._jobs.offload.decode(caller, body, dialect.decode)
+        generation, unread = await self._jobs.offload.decode(caller, body, partial(_decode, dialect))
         model.check_purpose(*generation.tasks)
         self._check_limits(generation, model)
         prompts = await self._encode(caller, generation, model)
         texts: tuple[str, ...] = ()
         if generation.echo:
-            texts = await self._jobs.offload.encode(caller, _decoded, model, generation.prompts)
+            shown = generation.prompts if generation.truncation is None else prompts
+            texts = await self._jobs.offload.encode(caller, _decoded, model, shown)
         sampling, structure = Sampling(max_tokens=1, temperature=0), Structure()
         if not generation.embed:
             sampling, structure = await self._sampling(caller, generation, model, prompts)
@@ -143,6 +149,7 @@ class GenerationPipeline:
             texts,
             AnswerTimes(),
             structure.warning if relay is None else "",
+            unread if relay is None else (),
         )
         return job, context
 
@@ -209,7 +216,7 @@ class GenerationPipeline:
                 raise
         limits = self._services.config.limits
         if generation.pairs is not None:
-            return await encode(caller, encode_pairs, model, generation.pairs, limits)
+            return await encode(caller, encode_pairs, model, generation.pairs, limits, generation.truncation)
         return await encode(
             caller,
             encode_prompts,
@@ -219,8 +226,23 @@ class GenerationPipeline:
             generation.prompts_field,
             special_tokens=generation.special_tokens,
             suffix=generation.suffix,
+            truncation=_with_room(generation, model),
         )
 
 
-def _decoded(model: TextModel, prompts: ReadOnlySequence[Prompt]) -> tuple[str, ...]:
+def _decode(dialect: Dialect, body: bytes, limits: Limits) -> tuple[GenerationRequest, tuple[str, ...]]:
+    """Return the request in a body, and the names of the fields that nothing reads."""
+    return dialect.decode(body, limits), dialect.unread(body)
+
+
+def _with_room(generation: GenerationRequest, model: TextModel) -> Truncation | None:
+    """Return the truncation of prompts. One to as many as fit leaves room for the requested answer."""
+    truncation = generation.truncation
+    if truncation is None or truncation.tokens is not None or generation.max_tokens is None:
+        return truncation
+    room = model.max_model_len - generation.max_tokens
+    return truncation._replace(tokens=max(1, min(model.longest_prompt, room)))
+
+
+def _decoded(model: TextModel, prompts: ReadOnlySequence[str | ReadOnlySequence[int]]) -> tuple[str, ...]:
     return tuple(prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts)

@@ -34,6 +34,7 @@ def sampling_of(request: GenerationRequest, model: TextModel, prompts: Sequence[
         raise invalid_field("min_tokens", f"{requested.min_tokens} is more than the answer may have: {limit}")
     model.check_token_ids(requested.logit_bias or (), param="logit_bias")
     model.check_token_ids(requested.stop_token_ids or (), param="stop_token_ids")
+    model.check_token_ids(requested.allowed_token_ids or (), param="allowed_token_ids")
     values = msgspec.structs.asdict(model.defaults)
     for name in _PARAMETERS:
         if (value := getattr(requested, name)) is not None:
@@ -43,6 +44,12 @@ def sampling_of(request: GenerationRequest, model: TextModel, prompts: Sequence[
         values["stop_token_ids"] = (*(requested.stop_token_ids or ()), *model.infill.ends)
     values["prompt_logprobs"] = _prompt_logprobs(request, prompts)
     return Sampling(max_tokens=limit, logprobs=request.logprobs, **values)
+
+
+def default_sampling(model: TextModel) -> Sampling:
+    """Return the parameters of an answer whose request sets none, as long as the context allows."""
+    values = msgspec.structs.asdict(model.defaults)
+    return Sampling(max_tokens=max(1, model.longest_answer(1)), **values)
 
 
 def _prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int | None:

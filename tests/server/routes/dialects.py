@@ -68,6 +68,8 @@ class Dialect:
     - `names`: neutral names of sampling parameters, and the paths of the dialect's.
     - `formed`, `with_tools`: the members that ask for text of a schema, and for calls.
     - `scored`: the members that ask for log-probabilities.
+    - `uncut`: the members by which too long a prompt is refused, where it is cut otherwise; None: it is
+      always cut.
     - `options`: what else the dialect has: "cached", "ids", "reasoning", "system", "calls_end".
     """
 
@@ -85,6 +87,7 @@ class Dialect:
     formed: Body | None = None
     with_tools: Body | None = None
     scored: Body | None = None
+    uncut: Body | None = field(default_factory=dict)
     options: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
@@ -212,6 +215,34 @@ def _response_end(reply: Reply) -> Failure:
     assert response["status"] == "failed"
     error = response["error"]
     return Failure(error["message"], error["type"], error["code"], error["param"])
+
+
+# llama.cpp ------------------------------------------------------------------------------------------
+
+
+def _native(document: Any) -> Answer:
+    assert document["stop"]
+    return Answer(
+        document["content"],
+        end={"eos": "stop", "word": "stop", "limit": "length"}[document["stop_type"]],
+        prompt_tokens=document["tokens_evaluated"],
+        tokens=document["tokens_predicted"],
+        cached=document["tokens_cached"],
+        logprobs=[one["logprob"] for one in document.get("completion_probabilities", ())],
+    )
+
+
+def _native_stream(reply: Reply) -> Answer:
+    *pieces, last = map(json.loads, reply.events)
+    assert not any(piece["stop"] for piece in pieces)
+    assert (last["content"], last["tokens"]) == ("", [])
+    listed = [one for piece in pieces for one in piece.get("completion_probabilities", ())]
+    text = "".join(piece["content"] for piece in pieces)
+    return _native({**last, "content": text, "completion_probabilities": listed})
+
+
+def _native_end(reply: Reply) -> Failure:
+    return _openai_failure(json.loads(reply.events[-1]))
 
 
 # Anthropic ------------------------------------------------------------------------------------------
@@ -355,10 +386,24 @@ OLLAMA_GENERATE = Dialect(
     _ollama_stream, _ollama_end, "application/x-ndjson", names=_OLLAMA, formed={"format": SCHEMA},
     scored={"logprobs": True, "top_logprobs": 2}, options=frozenset({"reasoning"}),
 )  # fmt: skip
+NATIVE = Dialect(
+    "llama.cpp", "/completion", {"prompt": "hello"}, _prompted, "prompt", _openai_failure, _native,
+    _native_stream, _native_end,
+    names=_OPENAI | {"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"},
+    formed={"json_schema": SCHEMA}, scored={"n_probs": 2}, options=frozenset({"cached"}),
+)  # fmt: skip
 EMBEDDINGS = Dialect("embeddings", "/v1/embeddings", _input("hello"), _input, "input", _openai_failure)
-OLLAMA_EMBED = Dialect("ollama embed", "/api/embed", _input("hello"), _input, "input", _ollama_failure)
+OLLAMA_EMBED = Dialect(
+    "ollama embed", "/api/embed", _input("hello"), _input, "input", _ollama_failure, uncut={"truncate": False}
+)
 OLLAMA_EMBEDDINGS = Dialect(
-    "ollama embeddings", "/api/embeddings", _prompted("hello"), _prompted, "prompt", _ollama_failure
+    "ollama embeddings",
+    "/api/embeddings",
+    _prompted("hello"),
+    _prompted,
+    "prompt",
+    _ollama_failure,
+    uncut=None,
 )
 RERANK = Dialect(
     "rerank", "/v1/rerank", {"query": "hello", "documents": ["one", "two"]},
@@ -372,6 +417,6 @@ SCORE = Dialect(
     lambda text: {"text_2": ["one", text]}, "text_2", _openai_failure,
 )  # fmt: skip
 
-TEXTS = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE]
+TEXTS = [CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, NATIVE]
 VECTORS = [EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, COHERE_RERANK, SCORE]
 DIALECTS = [*TEXTS, *VECTORS]

@@ -231,17 +231,18 @@ async def test_absent_options_are_the_models_own_and_ignored_ones_change_nothing
     assert (absent.temperature, absent.top_k) == (model.defaults.temperature, model.defaults.top_k)
     ignored = {"num_ctx": 2048, "num_gpu": 1, "num_thread": 4, "num_keep": 5, "never_heard_of": []}
     off = {"mirostat": 0, "tfs_z": 1, "typical_p": 1.0, "penalize_newline": True, "mirostat_tau": 5.0}
-    none = {"num_predict": -1, "seed": -1, "stop": [], "repeat_last_n": 64, "top_k": None}
+    none = {"num_predict": -1, "seed": -1, "stop": [], "repeat_last_n": -1, "top_k": None}
     assert await sampling_of(client, ignored | off | none) == absent
     assert await sampling_of(client, {"num_predict": -2}) == absent
     assert await sampling_of(client, {"num_predict": 0}) == absent
 
 
-async def test_repeat_last_n_of_zero_switches_penalties_off(client):
-    options = {"repeat_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": 1}
-    off = await sampling_of(client, options | {"repeat_last_n": 0})
-    assert (off.repetition_penalty, off.presence_penalty, off.frequency_penalty) == (1, 0, 0)
-    assert (await sampling_of(client, options | {"repeat_last_n": -1})).repetition_penalty == 1.5
+@pytest.mark.parametrize("window", [-1, 0, 1, 64])
+async def test_repeat_last_n_reaches_the_job_beside_its_penalties(client, window):
+    options = {"repeat_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": 0.5}
+    asked = await sampling_of(client, options | {"repeat_last_n": window})
+    assert (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty) == (1.5, 1, 0.5)
+    assert asked.repeat_last_n == window
 
 
 # The pipeline -----------------------------------------------------------------------------------------

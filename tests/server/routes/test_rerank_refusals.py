@@ -34,7 +34,7 @@ WRONG = [7, True, 1.5, [], {}, [7], [[]], {"text": 7}, "\ud800"]
         *(({"return_documents": value}, "return_documents") for value in (1, "yes", [])),
         ({"stream": 1}, "stream"),
         ({"top_k": 3}, "top_k"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
 )
 async def test_an_invalid_ranking_is_refused_by_field(client, fields, param):

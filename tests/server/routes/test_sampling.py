@@ -17,12 +17,14 @@ CHANGED = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "repetition_penalty": 1.5,
+    "repeat_last_n": 64,
     "logit_bias": {"3": 1.5},
+    "allowed_token_ids": [4, 6],
     "stop_token_ids": [4, 5],
     "ignore_eos": True,
     "prompt_logprobs": 2,
 }
-CONVERTED = {"logit_bias": {3: 1.5}, "stop_token_ids": (4, 5)}
+CONVERTED = {"logit_bias": {3: 1.5}, "allowed_token_ids": (4, 6), "stop_token_ids": (4, 5)}
 
 
 def test_each_sampling_parameter_of_the_engine_is_declared_for_dialects():

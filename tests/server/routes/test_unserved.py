@@ -33,7 +33,9 @@ ROUTES = {
     "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, TokenizeRequest),
 }
 # By path: the fields that it serves and others ignore.
-SERVED_HERE = {ANTHROPIC: {"metadata"}}
+SERVED_HERE = {ANTHROPIC: {"metadata"}} | {
+    path: {"truncation_side"} for path in (COMPLETIONS, EMBEDDINGS, RERANK, SCORE)
+}
 EMBEDDED = (EMBEDDINGS, RERANK, SCORE)
 FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
 # Values that clients send. All other fields get an object, which turns no field off.
@@ -44,15 +46,12 @@ EXAMPLES = {
     "grammar": 'root ::= "a"',
     "json_schema": {},
     "bad_words": ["no"],
-    "allowed_token_ids": [1],
     "use_beam_search": True,
     "length_penalty": 1.5,
     "n_predict": 5,
     "prompt_logprobs": 0,
     "truncate_prompt_tokens": -1,
     "skip_special_tokens": False,
-    "add_generation_prompt": False,
-    "continue_final_message": True,
     "echo": True,
     "best_of": 2,
     "functions": [{"name": "f"}],
@@ -115,7 +114,6 @@ async def test_null_and_values_that_mean_off_are_accepted(clients, path):
         ("grammar", " ", 400),
         ("grammar", "\ud800", 400),
         ("grammar", "x" * 1_000_000, 400),
-        ("add_generation_prompt", "true", 400),
     ],
 )
 async def test_only_the_exact_value_is_accepted_as_off(clients, chat, name, value, status):

@@ -19,6 +19,7 @@ from fairlead.dialects.ollama.fields import (
     check_served,
     parser_of,
     tools_of,
+    unread_options,
 )
 from fairlead.dialects.ollama.reader import LineReader
 from fairlead.dialects.ollama.writer import LINES, EmptyParts, OllamaAnswer, OllamaErrors
@@ -100,6 +101,10 @@ class OllamaChatDialect(OllamaErrors, StreamingDialect):
             stop=options.stop_strings,
             logprobs=request.listed_logprobs,
         )
+
+    def unread(self, body: bytes) -> tuple[str, ...]:
+        """Return the names of the fields and options of a decoded body that nothing reads."""
+        return super().unread(body) + unread_options(body)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""

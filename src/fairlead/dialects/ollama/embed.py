@@ -20,6 +20,7 @@ from fairlead.dialects.ollama.reader import LineReader
 from fairlead.dialects.ollama.writer import OllamaErrors, statistics
 from fairlead.dialects.openai.common import encode, encode_member
 from fairlead.dialects.openai.embeddings import MAX_INPUTS
+from fairlead.language.text.truncation import Truncation
 
 
 class EmbedOptions(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     input: A text, or a list of texts; None: the request loads the model.
     model: The model.
-    truncate: Has no effect: too long a text is refused.
+    truncate: Cut the ends of texts that are too long, which is the default; false: they are refused.
     dimensions: Truncate each vector to its first numbers, for models that were trained for that.
     options: Have no effect.
     keep_alive: How long the model stays loaded after the request.
@@ -60,6 +61,7 @@ class PromptEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: KeepAlive | None = None
 
 
+_AT_END = Truncation(None, "right")
 _parse = BodyParser(EmbedRequest)
 _parse_prompt = BodyParser(PromptEmbeddingRequest)
 
@@ -86,6 +88,7 @@ class EmbedDialect(OllamaErrors, Dialect):
             prompts_field="input",
             embed=True,
             dimensions=request.dimensions,
+            truncation=None if request.truncate is False else _AT_END,
             options=request.dimensions,
         )
 
@@ -110,7 +113,8 @@ class PromptEmbeddingDialect(EmbedDialect):
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """Return the request in a body."""
-        return GenerationRequest(prompts=[_parse_prompt(body, limits).prompt or ""], embed=True)
+        prompt = _parse_prompt(body, limits).prompt or ""
+        return GenerationRequest(prompts=[prompt], embed=True, truncation=_AT_END)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""

@@ -11,6 +11,7 @@ from fairlead.dialects.fields import Envelope, Penalty, SamplingParameters, Stop
 from fairlead.dialects.openai.common import MAX_STOP_STRINGS
 from fairlead.dialects.openai.messages import Function, Tool, Tools
 from fairlead.dialects.openai.structured import answer_spec
+from fairlead.dialects.unread import known_fields, unread_fields
 from fairlead.dialects.unserved import Fields, Unserved, capturing, refuse_unserved
 from fairlead.language.structured.grammar import JsonAnswer
 from fairlead.language.structured.request import AnswerSpec
@@ -23,7 +24,6 @@ _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)"
 _DURATION = re.compile(rf"([-+]?)((?:{_PART})+)", re.ASCII)
 _NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?", re.ASCII)
 _EMPTY = re.compile(rb'(?:null|""|\[[ \t\n\r]*\])?')
-_OFF_PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_penalty": 1.0}
 
 # Options that the engine does not have. `num_ctx` and others that concern memory and threads are ignored.
 OPTIONS: Fields = {
@@ -34,11 +34,13 @@ OPTIONS: Fields = {
 }
 _AT_OPTIONS = {f"options.{name}": field for name, field in OPTIONS.items()}
 _IMAGES = Unserved(([],))
-GENERATE: Fields = {
-    "images": _IMAGES,
-    "template": Unserved(("",)),
-    "context": Unserved(([],), "messages of /api/chat"),
-}
+GENERATE: Fields = {"images": _IMAGES}
+# They concern memory, threads and the length of the context, which the configuration says.
+_IGNORED = (
+    "num_ctx num_batch num_keep num_gpu main_gpu num_gqa num_thread low_vram f16_kv logits_all vocab_only"
+    " use_mmap use_mlock embedding_only numa mirostat_tau mirostat_eta"
+)
+IGNORED_OPTIONS = frozenset(_IGNORED.split())
 # The names of all fields that a route refuses, for the documents.
 DOCUMENTED_CHAT: Fields = {"messages.images": _IMAGES, **_AT_OPTIONS}
 DOCUMENTED_GENERATE: Fields = {**GENERATE, **_AT_OPTIONS}
@@ -104,7 +106,8 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_predict: The most tokens of the answer; below 1: no limit but the model's.
     stop: Strings that end the answer.
     repeat_penalty: Divides the logits of tokens that prompt or answer have; 1: none.
-    repeat_last_n: Penalties count all tokens (-1) or none (0); other numbers are refused with a penalty.
+    repeat_last_n: The three penalties consider only the last so many tokens of prompt and answer; -1: all,
+        the default, 0: none.
     presence_penalty: Subtracted from the logits of tokens that the answer has.
     frequency_penalty: The same for each time that the answer has them.
     """
@@ -132,24 +135,17 @@ class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self) -> SamplingParameters:
-        """Return the parameters in the terms of no dialect. Raises `InvalidRequest`."""
-        penalties = {name: getattr(self, name) for name in _OFF_PENALTIES}
-        if self.repeat_last_n == 0:
-            penalties = dict(_OFF_PENALTIES)
-        elif (self.repeat_last_n or -1) > 0 and any(
-            penalties[name] not in (None, off) for name, off in _OFF_PENALTIES.items()
-        ):
-            reason = "penalties count all tokens; only -1 (all) and 0 (none) are served"
-            raise invalid_field("options.repeat_last_n", reason)
+        """Return the parameters in the terms of no dialect."""
         return SamplingParameters(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
             seed=None if self.seed == -1 else self.seed,
-            presence_penalty=penalties["presence_penalty"],
-            frequency_penalty=penalties["frequency_penalty"],
-            repetition_penalty=penalties["repeat_penalty"],
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
         )
 
 
@@ -240,6 +236,19 @@ def check_served(request: OllamaRequest, refused: Fields) -> None:
         refuse_unserved(request.options, OPTIONS, within="options.")
     if request.top_logprobs and not request.logprobs:
         raise invalid_field("top_logprobs", "needs logprobs: true")
+
+
+def unread_options(body: bytes) -> tuple[str, ...]:
+    """Return the paths of the options of a decoded body that nothing reads."""
+    return unread_fields(_decode_options(body).options, _KNOWN_OPTIONS, within="options.")
+
+
+class _Options(msgspec.Struct):
+    options: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_decode_options = msgspec.json.Decoder(_Options).decode
+_KNOWN_OPTIONS = known_fields(OllamaOptions, OPTIONS, IGNORED_OPTIONS)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:

@@ -15,6 +15,7 @@ from fairlead.dialects.ollama.fields import (
     OllamaRequest,
     check_served,
     parser_of,
+    unread_options,
 )
 from fairlead.dialects.ollama.reader import LineReader
 from fairlead.dialects.ollama.writer import LINES, EmptyParts, OllamaAnswer, OllamaErrors
@@ -83,6 +84,10 @@ class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
         if error.status == 400 and error.param == "messages":
             return encode({"error": f"prompt: {error.message.removeprefix('messages: ')}"})
         return super().error_body(error)
+
+    def unread(self, body: bytes) -> tuple[str, ...]:
+        """Return the names of the fields and options of a decoded body that nothing reads."""
+        return super().unread(body) + unread_options(body)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""

@@ -12,11 +12,12 @@ from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
 from fairlead.dialects.fields import MAX_INT32, Envelope, TemplateVariables, TokenLimit, TopLogprobs
 from fairlead.dialects.openai.chat_reader import OpenAIChatReader
-from fairlead.dialects.openai.chunks import CHAT_CHUNK, Chunks, ReasoningChunks
+from fairlead.dialects.openai.chunks import CHAT_CHUNK, ChunkOptions, Chunks, ReasoningChunks
 from fairlead.dialects.openai.common import (
     Generation,
     OpenAIErrors,
     call_id,
+    check_final_message,
     check_generation,
     encode,
     encode_member,
@@ -59,6 +60,9 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     parallel_tool_calls: An answer may have several calls, which is the default.
     reasoning_effort: How much the model reasons, as its chat template names it.
     thinking_token_budget: The most tokens of the reasoning; -1: no limit.
+    add_generation_prompt: End the prompt with the beginning of an answer, which is the default.
+    continue_final_message: The answer continues the last message, which it does not repeat. Then no answer
+        begins, so `add_generation_prompt` must not be true.
     """
 
     messages: Messages
@@ -71,13 +75,15 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 _parse = BodyParser(capturing(ChatCompletionRequest, CHAT))
 
 
 class ChatDialect(OpenAIErrors, StreamingDialect):
-    """Chat completions. Their `options` are `StreamOptions`."""
+    """Chat completions. Their `options` are `ChunkOptions`."""
 
     path = "/v1/chat/completions"
     body_type = ChatCompletionRequest
@@ -95,6 +101,9 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         check_generation(request)
         if request.top_logprobs and not request.logprobs:
             raise invalid_field("top_logprobs", "needs logprobs: true")
+        check_final_message(
+            add_generation_prompt=request.add_generation_prompt, continues=request.continue_final_message
+        )
         constraints, within = request.constraints()
         budget = request.thinking_token_budget
         limit = token_limit("max_tokens", request.max_tokens)
@@ -113,6 +122,8 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
                 parallel=request.parallel_tool_calls is not False,
                 within=within,
             ),
+            add_generation_prompt=request.add_generation_prompt is not False,
+            continues_last=bool(request.continue_final_message),
             reasoning_tokens=None if budget == -1 else budget,
             sampling=request,
             max_tokens=limit,
@@ -120,13 +131,14 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
             n=request.n or 1,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
-            options=request.stream_options,
+            options=ChunkOptions(request.stream_options, bool(request.return_token_ids)),
         )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
         job, tokenizer = context.job, context.own_model.tokenizer
         has_logprobs = job.sampling.logprobs is not None
+        has_ids = _returns_ids(context)
         choices = [
             shapes.ChatChoice(
                 delta.index,
@@ -134,6 +146,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
                 encode_member(chat_logprobs(tokenizer, delta.logprobs)) if has_logprobs else None,
                 delta.finish_reason,
                 delta.stop_reason,
+                delta.token_ids if has_ids else UNSET,
             )
             for delta in deltas
         ]
@@ -150,6 +163,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
                 choices=choices,
                 usage=usage_of(job, deltas),
                 prompt_logprobs=listed,
+                prompt_token_ids=encode_member(list(job.prompts[0])) if has_ids else UNSET,
             )
         )
 
@@ -159,6 +173,10 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
 
 
 chat_readers[ChatDialect.path] = OpenAIChatReader()
+
+
+def _returns_ids(context: AnswerContext) -> bool:
+    return context.options is not None and context.options.token_ids
 
 
 def _message(context: AnswerContext, delta: Delta) -> shapes.AssistantText:
@@ -183,7 +201,8 @@ class ChatChunks(Chunks):
     closing = b"}"
 
     def _beginning(self, delta: Delta) -> bytes:
-        return self._head + b'{"index":%d,"delta":{"role":"assistant","content":""' % delta.index + self._tail
+        head = self._head + b'{"index":%d,"delta":{"role":"assistant","content":""' % delta.index
+        return head + self._first_tail(delta.index)
 
     def _parts(self, delta: Delta) -> bytes:
         members: list[dict[str, Any]] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
@@ -203,8 +222,8 @@ class ChatChunks(Chunks):
 
     def _last(self, delta: Delta) -> bytes:
         content = b""
-        if delta.text or delta.logprobs:
-            before = Delta(delta.index, delta.text, logprobs=delta.logprobs)
+        if delta.text or delta.logprobs or (self._returns_ids and delta.token_ids):
+            before = Delta(delta.index, delta.text, delta.token_ids, logprobs=delta.logprobs)
             content = self._heads[delta.index] + encode(delta.text) + self._detailed_tail(before)
         end = Delta(delta.index, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
         return content + self._head + b'{"index":%d,"delta":{' % delta.index + self._detailed_tail(end)

@@ -6,7 +6,7 @@ only the text is encoded. That makes a chunk ten times cheaper, and there is one
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta, Job
@@ -23,6 +23,17 @@ def beginning_of(job: Job, kind: str, created: int) -> bytes:
     return b"data: " + encode(head)[:-1] + b',"choices":['
 
 
+class ChunkOptions(NamedTuple):
+    """What else a stream has.
+
+    stream: What the client requested of streams only.
+    token_ids: The ids of the tokens, and of the prompt's at the beginning of each choice.
+    """
+
+    stream: StreamOptions | None = None
+    token_ids: bool = False
+
+
 class ReasoningChunks:
     """`ReasoningEvents` as chunks of a chat. They have no role: clients that merge deltas would repeat it."""
 
@@ -35,7 +46,7 @@ class ReasoningChunks:
 class Chunks(ABC):
     """A writer of deltas as server-sent events, which counts their tokens. One object per answer.
 
-    The `options` in the context are `StreamOptions` or None. `fail` returns the event for an error.
+    The `options` in the context are `ChunkOptions` or None. `fail` returns the event for an error.
     """
 
     # The object's name, and the JSON before and after a choice's text.
@@ -46,13 +57,16 @@ class Chunks(ABC):
     def __init__(self, context: AnswerContext, fail: Callable[[FairleadError], bytes]) -> None:
         self.fail = fail
         job = context.job
-        options = context.options or StreamOptions()
+        all_options: ChunkOptions = context.options or ChunkOptions()
+        options = all_options.stream or StreamOptions()
+        self._returns_ids = all_options.token_ids
         self._context = context
         self._job = job
         self._tokenizer = context.own_model.tokenizer
         self._include_usage = bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
-        self._detailed = self._continuous_usage or job.sampling.logprobs is not None
+        has_details = self._continuous_usage or self._returns_ids
+        self._detailed = has_details or job.sampling.logprobs is not None
         self._begun = [False] * job.sequences
         self._completion_tokens = self._cached_tokens = self._reasoning_tokens = 0
         self._head = beginning_of(job, self.kind, context.created)
@@ -109,7 +123,16 @@ class Chunks(ABC):
         finish: dict[str, Any] = {"logprobs": logprobs, "finish_reason": delta.finish_reason}
         if delta.finish_reason is not None:
             finish["stop_reason"] = delta.stop_reason
+        if self._returns_ids and delta.token_ids:
+            finish["token_ids"] = delta.token_ids
         return self.closing + b"," + encode(finish)[1:] + b"]" + self._usage_member() + b"}\n\n"
+
+    def _first_tail(self, index: int) -> bytes:
+        """Return the end of a choice's first event, with the ids of its prompt if they are requested."""
+        if not self._returns_ids:
+            return self._tail
+        prompt = list(self._job.prompts[index // self._job.n])
+        return self._tail[:-3] + b',"prompt_token_ids":' + encode(prompt) + b"}\n\n"
 
     def _usage_member(self) -> bytes:
         if not self._include_usage:

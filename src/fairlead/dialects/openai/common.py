@@ -10,7 +10,14 @@ from fairlead.base.errors import FairleadError
 from fairlead.base.job import Delta, Job
 from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext
-from fairlead.dialects.fields import PositiveCount, SamplingParameters, StopString, TokenLimit
+from fairlead.dialects.fields import (
+    CommonFields,
+    PositiveCount,
+    SamplingParameters,
+    StopString,
+    TokenLimit,
+    TruncatedTokens,
+)
 from fairlead.dialects.openai.structured import (
     FORMER_OUTPUTS,
     OUTPUTS,
@@ -28,6 +35,7 @@ from fairlead.dialects.shapes import (
     PromptUsage,
     Usage,
 )
+from fairlead.language.text.truncation import Side, Truncation
 
 MAX_STOP_STRINGS = 16
 
@@ -61,6 +69,26 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
+class TruncationFields(CommonFields, frozen=True, kw_only=True):
+    """vLLM's fields about texts that are too long, which are refused otherwise.
+
+    truncate_prompt_tokens: Cut each text to so many tokens; -1: to as many as the model takes.
+    truncation_side: Which end is cut; None: the right one.
+    """
+
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    truncation_side: Side | None = None
+
+
+def truncation_of(tokens: int | None, side: Side) -> Truncation | None:
+    """Return how prompts are cut; None: they are not. Raises `InvalidRequest` for 0 tokens."""
+    if tokens is None:
+        return None
+    if tokens == 0:
+        raise invalid_field("truncate_prompt_tokens", "must be at least 1, or -1 for as many as fit")
+    return Truncation(None if tokens == -1 else tokens, side)
+
+
 class Generation(SamplingParameters, frozen=True, kw_only=True):
     """The fields that chat completions and completions share.
 
@@ -68,6 +96,7 @@ class Generation(SamplingParameters, frozen=True, kw_only=True):
     n: Answers of each prompt.
     max_tokens: The most tokens of an answer.
     stop: Strings that end an answer.
+    return_token_ids: From vLLM: the answer has the ids of its tokens, and of the prompt's.
     response_format: The form of the answer in OpenAI's words.
     structured_outputs: The form of the answer in vLLM's words.
     """
@@ -76,6 +105,7 @@ class Generation(SamplingParameters, frozen=True, kw_only=True):
     n: PositiveCount | None = None
     max_tokens: TokenLimit | None = None
     stop: StopStringList | None = None
+    return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
@@ -116,6 +146,13 @@ def check_generation(body: Generation) -> None:
         raise invalid_field("stream_options", "only makes sense with stream: true")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid_field("prompt_logprobs", "is not served with stream: true")
+
+
+def check_final_message(*, add_generation_prompt: bool | None, continues: bool | None) -> None:
+    """Raise `InvalidRequest` if a chat would end with its last message and also begin an answer."""
+    if continues and add_generation_prompt:
+        reason = "cannot be combined with add_generation_prompt: true"
+        raise invalid_field("continue_final_message", reason)
 
 
 def stop_strings(stop: StopStringList | None) -> tuple[str, ...]:

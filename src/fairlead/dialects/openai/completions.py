@@ -13,8 +13,16 @@ from fairlead.base.job import Delta
 from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, GenerationRequest, Prompt, StreamingDialect
-from fairlead.dialects.fields import OF_ONE_KIND, Envelope, NonEmpty, PositiveCount, Texts, TopLogprobs
-from fairlead.dialects.openai.chunks import Chunks
+from fairlead.dialects.fields import (
+    OF_ONE_KIND,
+    Envelope,
+    NonEmpty,
+    PositiveCount,
+    Texts,
+    TopLogprobs,
+    TruncatedTokens,
+)
+from fairlead.dialects.openai.chunks import ChunkOptions, Chunks
 from fairlead.dialects.openai.common import (
     Generation,
     OpenAIErrors,
@@ -24,12 +32,14 @@ from fairlead.dialects.openai.common import (
     encode_member,
     prompts_of,
     stop_strings,
+    truncation_of,
     usage_of,
 )
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.openai.logprobs import Scored, completion_logprobs, prompt_logprobs
 from fairlead.dialects.openai.structured import answer_spec
 from fairlead.dialects.unserved import COMPLETION, capturing, refuse_unserved
+from fairlead.language.text.truncation import Side
 
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _LIST_OF_PROMPTS = re.compile(rb'\[[ \t\n\r]*["[]')
@@ -65,6 +75,9 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     best_of: Must equal `n`.
     logprobs: How many of the likeliest tokens are listed beside each token of the answer; None: none is
         listed.
+    truncate_prompt_tokens: From vLLM: cut each prompt to so many tokens; -1: to as many as leave room for
+        the answer.
+    truncation_side: Which end is cut; None: the left one.
     """
 
     prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **OF_ONE_KIND})]
@@ -73,14 +86,23 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     echo: bool | None = None
     best_of: PositiveCount | None = None
     logprobs: TopLogprobs | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    truncation_side: Side | None = None
 
 
 class CompletionOptions(NamedTuple):
-    """How a completion is written: `lists_prompt`, with `prompt_logprobs`; `echo_only`, the prompt alone."""
+    """How a completion is written.
+
+    stream: What the client requested of streams.
+    lists_prompt: With `prompt_logprobs`.
+    echo_only: The prompt alone.
+    token_ids: With the ids of the tokens.
+    """
 
     stream: StreamOptions | None
     lists_prompt: bool
     echo_only: bool
+    token_ids: bool = False
 
     def shown(self, deltas: list[Delta]) -> list[Delta]:
         """Return the deltas to show: with `echo_only`, without the generated tokens."""
@@ -115,6 +137,9 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         else:
             prompts = prompts_of("prompt", request.prompt, empty="is empty")
         check_generation(request)
+        truncation = truncation_of(request.truncate_prompt_tokens, request.truncation_side or "left")
+        if truncation is not None and request.suffix:
+            raise invalid_field("truncate_prompt_tokens", "cannot be combined with suffix")
         constraints, within = request.constraints()
         # `echo` lists as many tokens of the prompt as `logprobs` does of the answer.
         listed = [request.prompt_logprobs, request.logprobs if echo else None]
@@ -123,6 +148,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
             special_tokens=request.special_tokens or ("text" if request.suffix else "parse"),
             suffix=request.suffix or "",
             sampling=request,
+            truncation=truncation,
             max_tokens=None if request.max_tokens == -1 else request.max_tokens,
             stop=stop_strings(request.stop),
             n=request.n or 1,
@@ -134,6 +160,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
                 request.stream_options,
                 lists_prompt=request.prompt_logprobs is not None,
                 echo_only=echo and request.max_tokens == 0,
+                token_ids=bool(request.return_token_ids),
             ),
         )
 
@@ -146,14 +173,26 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         for delta in deltas:
             logprobs: Any = None
             listed: Any = UNSET
+            prompt_ids: Any = UNSET
             if has_logprobs:
                 lists, _ = completion_logprobs(tokenizer, _scored(context, delta), offset=0)
                 logprobs = encode_member(lists)
             if context.options.lists_prompt:
                 listed = encode_member(prompt_logprobs(tokenizer, delta.prompt_logprobs))
+            if context.options.token_ids:
+                prompt_ids = encode_member(list(job.prompts[delta.index // job.n]))
             text = (texts[delta.index // job.n] if texts else "") + delta.text
             choices.append(
-                shapes.TextChoice(delta.index, text, logprobs, delta.finish_reason, delta.stop_reason, listed)
+                shapes.TextChoice(
+                    delta.index,
+                    text,
+                    logprobs,
+                    delta.finish_reason,
+                    delta.stop_reason,
+                    listed,
+                    delta.token_ids if context.options.token_ids else UNSET,
+                    prompt_ids,
+                )
             )
         return encode(
             shapes.TextCompletion(
@@ -180,7 +219,8 @@ class CompletionChunks(Chunks):
     closing = b""
 
     def __init__(self, context: AnswerContext, fail: Callable[[FairleadError], bytes]) -> None:
-        super().__init__(context._replace(options=context.options.stream), fail)
+        options = ChunkOptions(context.options.stream, context.options.token_ids)
+        super().__init__(context._replace(options=options), fail)
         self._context = context
         self._offsets = [0] * context.job.sequences
 
@@ -189,13 +229,15 @@ class CompletionChunks(Chunks):
 
     def _beginning(self, delta: Delta) -> bytes:
         texts, job = self._context.prompt_texts, self._context.job
-        if not texts:
+        if not texts and not self._returns_ids:
             return b""
-        head = self._heads[delta.index] + encode(texts[delta.index // job.n])
-        if job.sampling.logprobs is None:
-            return head + self._tail
-        prompt, _ = _scored(self._context, delta)
-        listed = {"logprobs": self._list(delta.index, prompt), "finish_reason": None}
+        head = self._heads[delta.index] + encode(texts[delta.index // job.n] if texts else "")
+        listed: dict[str, Any] = {"logprobs": None, "finish_reason": None}
+        if texts and job.sampling.logprobs is not None:
+            prompt, _ = _scored(self._context, delta)
+            listed["logprobs"] = self._list(delta.index, prompt)
+        if self._returns_ids:
+            listed["prompt_token_ids"] = list(job.prompts[delta.index // job.n])
         return head + b"," + encode(listed)[1:] + b"]" + self._usage_member() + b"}\n\n"
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:

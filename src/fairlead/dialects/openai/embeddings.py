@@ -13,8 +13,16 @@ from fairlead.base.job import Delta
 from fairlead.dialects import shapes
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest
-from fairlead.dialects.fields import OF_ONE_KIND, CommonFields, NonEmpty, PositiveCount, Texts
-from fairlead.dialects.openai.common import OpenAIErrors, encode, encode_member, prompt_usage, prompts_of
+from fairlead.dialects.fields import OF_ONE_KIND, NonEmpty, PositiveCount, Texts
+from fairlead.dialects.openai.common import (
+    OpenAIErrors,
+    TruncationFields,
+    encode,
+    encode_member,
+    prompt_usage,
+    prompts_of,
+    truncation_of,
+)
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.unserved import EMBEDDING, capturing, refuse_unserved
 
@@ -22,7 +30,7 @@ MAX_INPUTS = 2048
 """Texts in one request: OpenAI's bound, by which its clients split their lists."""
 
 
-class EmbeddingRequest(CommonFields, frozen=True, kw_only=True):
+class EmbeddingRequest(TruncationFields, frozen=True, kw_only=True):
     """`POST /v1/embeddings`. `input`: a text, token ids, or a list of either (all of one kind).
 
     `dimensions` truncates each vector to its first numbers, for models that were trained for that.
@@ -58,6 +66,7 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
             prompts=inputs,
             prompts_field="input",
             embed=True,
+            truncation=truncation_of(request.truncate_prompt_tokens, request.truncation_side or "right"),
             dimensions=request.dimensions,
             options=(request.dimensions, request.encoding_format),
         )

@@ -199,7 +199,7 @@ def _of_outputs(outputs: StructuredOutputs, within: str) -> tuple[AnyAnswer, str
     if outputs.choice is not None:
         return ChoiceAnswer(outputs.choice), f"{within}choice"
     if outputs.grammar is not None:
-        return LarkAnswer(_lark(outputs.grammar, f"{within}grammar")), f"{within}grammar"
+        return LarkAnswer(lark_of(outputs.grammar, f"{within}grammar")), f"{within}grammar"
     return None
 
 
@@ -208,7 +208,7 @@ def _whole(field: str) -> str:
     return field.partition(".")[0]
 
 
-def _lark(text: str, field: str) -> str:
+def lark_of(text: str, field: str) -> str:
     """Return a grammar in Lark; one in GBNF is converted. `field` has it in the body."""
     if "::=" not in text:
         return text

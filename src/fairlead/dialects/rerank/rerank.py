@@ -9,8 +9,14 @@ from fairlead.base.config import Limits
 from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
-from fairlead.dialects.fields import CommonFields, Count, NonEmpty
-from fairlead.dialects.openai.common import OpenAIErrors, encode, prompt_usage
+from fairlead.dialects.fields import Count, NonEmpty
+from fairlead.dialects.openai.common import (
+    OpenAIErrors,
+    TruncationFields,
+    encode,
+    prompt_usage,
+    truncation_of,
+)
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.rerank.comparison import check_texts, scores_of
 from fairlead.dialects.rerank.shapes import RankedDocument, Ranking, ScoredText
@@ -23,7 +29,7 @@ class TextDocument(msgspec.Struct, frozen=True):
     text: NonEmpty
 
 
-class RerankRequest(CommonFields, frozen=True, kw_only=True):
+class RerankRequest(TruncationFields, frozen=True, kw_only=True):
     """`POST /v1/rerank`.
 
     query: What the documents are compared with.
@@ -68,6 +74,7 @@ class RerankDialect(OpenAIErrors, Dialect):
         shown = documents if request.return_documents is not False else None
         return GenerationRequest(
             embed=True,
+            truncation=truncation_of(request.truncate_prompt_tokens, request.truncation_side or "right"),
             pairs=TextPairs([request.query], documents, ("query", "documents")),
             options=RerankOptions(request.top_n or len(documents), shown),
         )

@@ -8,8 +8,14 @@ from fairlead.base.config import Limits
 from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
-from fairlead.dialects.fields import TEXT_OR_TEXTS, CommonFields, NonEmpty, describe_alternatives
-from fairlead.dialects.openai.common import OpenAIErrors, encode, prompt_usage
+from fairlead.dialects.fields import TEXT_OR_TEXTS, NonEmpty, describe_alternatives
+from fairlead.dialects.openai.common import (
+    OpenAIErrors,
+    TruncationFields,
+    encode,
+    prompt_usage,
+    truncation_of,
+)
 from fairlead.dialects.openai.events import ChunkReader
 from fairlead.dialects.rerank.comparison import check_texts, scores_of
 from fairlead.dialects.rerank.shapes import PairScore, ScoreList
@@ -19,7 +25,7 @@ TextOrTexts = NonEmpty | Annotated[list[NonEmpty], Meta(extra_json_schema={"minI
 _NAMES = (("text_1", "text_2"), ("queries", "documents"))
 
 
-class ScoreRequest(CommonFields, frozen=True, kw_only=True):
+class ScoreRequest(TruncationFields, frozen=True, kw_only=True):
     """`POST /v1/score`. One text is compared with each of several, or each text with the one at its place.
 
     text_1: The first texts.
@@ -56,7 +62,12 @@ class ScoreDialect(OpenAIErrors, Dialect):
         request = _parse(body, limits)
         refuse_unserved(request, COMPARISON)
         pairs = _pairs_of(request)
-        return GenerationRequest(embed=True, pairs=pairs, options=len(pairs.firsts))
+        return GenerationRequest(
+            embed=True,
+            pairs=pairs,
+            truncation=truncation_of(request.truncate_prompt_tokens, request.truncation_side or "right"),
+            options=len(pairs.firsts),
+        )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the scores in the order of the pairs."""

@@ -113,10 +113,9 @@ class Penalties(LogitsProcessor):
         counted = []
         for row in penalised.tolist():
             token_counts = self._counts[int(rows.slots[row])]
-            some_ids, some_counts, length = token_counts.update()
-            if drafts := rows.drafts_before(row, length):
-                some_ids, some_counts = token_counts.with_drafts(drafts)
-            counted.append((some_ids, some_counts, length + len(drafts)))
+            drafts = rows.drafts_before(row, token_counts.length)
+            some_ids, some_counts = token_counts.before(int(rows.positions[row]), drafts)
+            counted.append((some_ids, some_counts, token_counts.length + len(drafts)))
         ids_of, counts_of, lengths = zip(*counted, strict=True)
         device, xp = device_of(logits), library(logits)
         # Distinct (row, id) of the ids in a row's prompt or output, and how often each is in the output.
@@ -149,9 +148,10 @@ class Penalties(LogitsProcessor):
     def _count(self, state: SequenceState) -> TokenCounts | None:
         sampling = state.sampling.parameters
         repeats = sampling.repetition_penalty != 1
-        if not (repeats or sampling.frequency_penalty or sampling.presence_penalty):
+        applies = repeats or sampling.frequency_penalty or sampling.presence_penalty
+        if not applies or sampling.repeat_last_n == 0:
             return None
-        return TokenCounts(state, self._vocab_size, prompt=repeats)
+        return TokenCounts(state, self._vocab_size, prompt=repeats, window=sampling.repeat_last_n)
 
 
 def _penalised(before: Array, rows: Array, counts: Array, penalties: list[Array]) -> Array:
@@ -237,7 +237,40 @@ class MinTokens(LogitsProcessor):
         return state.prompt_length + state.min_tokens, ids
 
 
-LOGITS_PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, LogitBias, MinTokens)
+class AllowedTokens(LogitsProcessor):
+    """Bans all tokens but those that the client allows, also the model's own end."""
+
+    takes_arrays = True
+
+    def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        del columns, eos_token_ids
+        self._vocab_size = vocab_size
+        self._ids: dict[int, np.ndarray] = {}
+
+    def update_state(self, update: BatchUpdate) -> None:
+        keep_by_slot(self._ids, update, self._ids_of)
+
+    def applies_to(self, rows: SampledRows) -> bool:
+        return len(rows.indices(self._ids)) > 0
+
+    def apply(self, logits: Array, rows: SampledRows) -> None:
+        restricted = rows.indices(self._ids)
+        ids_of = [self._ids[slot] for slot in rows.slots[restricted].tolist()]
+        device = device_of(logits)
+        row_indices = upload(restricted.repeat([len(ids) for ids in ids_of]), device)
+        ids = upload(np.concatenate(ids_of), device)
+        allowed = logits[row_indices, ids]
+        logits[upload(restricted, device)] = _BANNED
+        logits[row_indices, ids] = allowed
+
+    def _ids_of(self, state: SequenceState) -> np.ndarray | None:
+        allowed = state.sampling.parameters.allowed_token_ids
+        if allowed is None:
+            return None
+        return np.array([token_id for token_id in allowed if 0 <= token_id < self._vocab_size], np.int64)
+
+
+LOGITS_PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, LogitBias, MinTokens, AllowedTokens)
 """In the order in which they apply."""
 
 

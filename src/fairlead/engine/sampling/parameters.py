@@ -82,6 +82,8 @@ PARAMETERS: tuple[SamplingParameter, ...] = (
     _Parameter("grammar_bytes", int, 0, "constraint", 0, 0),
     _Parameter("reasoning_limit", ReasoningLimit | None, None, "constraint", None),
     _Parameter("close_at_limit", bool, False, "constraint", False),
+    _Parameter("repeat_last_n", int, -1, "logits", -1, -1, INT32_MAX),
+    _Parameter("allowed_token_ids", tuple[int, ...] | None, None, "logits", None),
 )
 
 

@@ -6,6 +6,7 @@ Read once from a local Hugging Face directory, and immutable. Does not read the 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Literal
 
 from fairlead.base.config import ConfigError, SpecialTokens
@@ -22,6 +23,7 @@ from fairlead.language.text.scoring import ScoringSettings, read_scoring
 from fairlead.language.text.settings import GenerationDefaults, read_settings
 from fairlead.language.text.template_limits import Message, normalized
 from fairlead.language.text.tokenizer import Tokenizer
+from fairlead.language.text.truncation import Truncation, chars_for, is_enough
 
 Task = Literal["generate", "embed", "score"]
 _VERBS: Mapping[Task, str] = {
@@ -29,6 +31,11 @@ _VERBS: Mapping[Task, str] = {
     "embed": "make embeddings",
     "score": "score pairs of texts",
 }
+TRUNCATED = "truncate_prompt_tokens"
+# The second text of a pair is cut to this before it is encoded and cut to its tokens.
+_PAIR_CHARS_PER_TOKEN = 32
+# The end of a message that is continued while it is rendered. No client knows it.
+_MARK = f"continued-{token_hex(16)}"
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -188,6 +195,44 @@ class TextModel:
         self.check_prompt(ids, param=param)
         return ids
 
+    def encode_truncated(
+        self,
+        text: str,
+        truncation: Truncation,
+        *,
+        special_tokens: SpecialTokens = "parse",
+        param: str = "prompt",
+    ) -> list[int]:
+        """Return a prompt's ids as `encode_prompt`, cut if there are too many.
+
+        The special tokens that the tokenizer adds are kept. Only a part of a long text is encoded.
+        """
+        most = self._truncated_length(truncation)
+        beginning, end = self.tokenizer.frame()
+        room = most - len(beginning) - len(end)
+        if room < 1:
+            reason = f"must be more than the {most - room} special tokens around a text"
+            raise InvalidRequest(f"{TRUNCATED}: {reason}", param=TRUNCATED)
+        chars = chars_for(room)
+        while True:
+            part = truncation.part(text, chars)
+            ids = self.tokenize(part, special_tokens=special_tokens, add_special_tokens=False, param=param)
+            is_whole = len(part) == len(text)
+            if is_whole or is_enough(len(ids), room):
+                break
+            chars *= 2
+        if is_whole and len(ids) <= room:
+            return self.encode_prompt(text, special_tokens=special_tokens, param=param)
+        ids = [*beginning, *truncation.cut(ids, room), *end]
+        self.check_prompt(ids, param=param)
+        return ids
+
+    def truncate_ids(self, ids: list[int], truncation: Truncation, *, param: str = "prompt") -> list[int]:
+        """Return the token ids of a prompt, cut if there are too many. Raises as `check_prompt` does."""
+        ids = truncation.cut(ids, self._truncated_length(truncation))
+        self.check_prompt(ids, param=param)
+        return ids
+
     def encode_infill(self, prompt: str, suffix: str, *, special_tokens: SpecialTokens = "text") -> list[int]:
         """Return the ids of a prompt for the text between `prompt` and `suffix`, which may be empty.
 
@@ -212,22 +257,54 @@ class TextModel:
 
         Raises `InvalidRequest` as `encode_prompt`; `fields`: the params of the two texts.
         """
-        assert self.scoring is not None
         for text, field_ in zip((first, second), fields, strict=True):
             self._check_may_fit(text, field_)
-        param = fields[1]
+        ids = self._pair(first, second, param=fields[1])
+        self.check_prompt(ids, param=fields[1])
+        return ids
+
+    def encode_truncated_pair(
+        self, first: str, second: str, truncation: Truncation, *, fields: tuple[str, str]
+    ) -> list[int]:
+        """Return the ids of two texts as `encode_pair` does, the second one cut if there are too many.
+
+        Raises `InvalidRequest` of the first text if it leaves no room for the second.
+        """
+        most = self._truncated_length(truncation)
+        self._check_may_fit(first, fields[0])
+        second = truncation.part(second, _PAIR_CHARS_PER_TOKEN * most)
+        while True:
+            ids = self._pair(first, second, param=fields[1])
+            excess = len(ids) - most
+            if excess <= 0:
+                self.check_prompt(ids, param=fields[1])
+                return ids
+            if not second:
+                reason = f"leaves no room for {fields[1]} within {most} tokens"
+                raise InvalidRequest(f"{fields[0]}: {reason}", param=fields[0])
+            second = self._shortened(second, excess, truncation)
+
+    def _shortened(self, text: str, excess: int, truncation: Truncation) -> str:
+        """Return a text with about `excess` tokens less, and at least one character."""
+        ends = self.tokenizer.token_ends(text)
+        kept = len(text) // 2
+        if len(ends) > excess:
+            is_right = truncation.side == "right"
+            kept = ends[len(ends) - excess - 1] if is_right else len(text) - ends[excess - 1]
+        return truncation.part(text, min(kept, len(text) - 1))
+
+    def _pair(self, first: str, second: str, *, param: str) -> list[int]:
+        """Return the ids of two texts that are scored together. Raises `InvalidRequest` of `param`."""
+        assert self.scoring is not None
         if self.scoring.uses_template:
             assert self.chat_template is not None
             try:
                 text = self.chat_template.render(self.scoring.messages(first, second), self._control)
             except InvalidRequest as error:
                 raise InvalidRequest(error.message, param=param) from error
-            ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=True, param=param)
-        else:
-            first, second = map(self._control.broken, (first, second))
-            ids = self.tokenizer.encode(first, second=second, with_breaks=True, param=param)
-        self.check_prompt(ids, param=param)
-        return ids
+            return self.tokenizer.encode(text, add_special_tokens=False, with_breaks=True, param=param)
+        first, second = map(self._control.broken, (first, second))
+        return self.tokenizer.encode(first, second=second, with_breaks=True, param=param)
 
     def tokenize(
         self,
@@ -260,6 +337,7 @@ class TextModel:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
         continuation: str = "",
+        continues_last: bool = False,
     ) -> list[int]:
         """Return a chat's ids. Raises `InvalidRequest` as `encode_prompt`.
 
@@ -269,10 +347,37 @@ class TextModel:
         variables: further variables of the template.
         continuation: the beginning of the answer, refused if the template begins the answer with its
             reasoning.
+        continues_last: whether the text ends with that of the last message, and no answer begins.
 
         The template writes the special tokens, so none are added. Those that a client spells remain text,
         unless `special_tokens` of the model is "parse".
         """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+            continuation=continuation,
+            continues_last=continues_last,
+        )
+        self._check_may_fit(text, "messages")
+        is_text = self.special_tokens == "text"
+        text = self._control.broken(text) if is_text else text
+        ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=is_text, param="messages")
+        self.check_prompt(ids, param="messages")
+        return ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        continuation: str = "",
+        continues_last: bool = False,
+    ) -> str:
+        """Return the text that `encode_chat` encodes. Raises `InvalidRequest`."""
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
         if self.answer_format is not None and self.answer_format.detected.explains_tools:
@@ -280,21 +385,18 @@ class TextModel:
         variables = variables or {}
         if reserved := _RESERVED_VARIABLES & variables.keys():
             raise InvalidRequest(f"{min(reserved)} cannot be set", param="chat_template_kwargs")
-        is_text = self.special_tokens == "text"
         text = self.chat_template.render(
-            messages,
+            _with_mark(messages) if continues_last else messages,
             tools=tools,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=add_generation_prompt and not continues_last,
             **variables,
         )
+        if continues_last:
+            return _before_mark(text)
         if continuation:
             self._check_continuation(text)
             text += continuation
-        self._check_may_fit(text, "messages")
-        text = self._control.broken(text) if is_text else text
-        ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=is_text, param="messages")
-        self.check_prompt(ids, param="messages")
-        return ids
+        return text
 
     def untraced_tokens(self) -> list[str]:
         """Return the control tokens that the chat template writes, but that stay text.
@@ -334,6 +436,15 @@ class TextModel:
             param=param,
         )
 
+    def _truncated_length(self, truncation: Truncation) -> int:
+        """Return the most tokens of a truncated prompt. Raises `InvalidRequest` for more than fit."""
+        if truncation.tokens is None:
+            return self.longest_prompt
+        if truncation.tokens > self.longest_prompt:
+            reason = f"a prompt of this model may have {self.longest_prompt} tokens"
+            raise InvalidRequest(f"{TRUNCATED}: {reason}", param=TRUNCATED)
+        return truncation.tokens
+
     def _check_continuation(self, text: str) -> None:
         """Raise `InvalidRequest` if the beginning of an answer cannot follow a rendered chat."""
         if self.answer_format is not None and self.answer_format.opens_reasoning(text):
@@ -348,3 +459,31 @@ class TextModel:
         if self.longest_prompt == self.max_input_tokens:
             return ContextLengthExceeded.of_input(self.max_input_tokens, what, param=param)
         return ContextLengthExceeded.of_prompt(self.max_model_len, what, param=param)
+
+
+def _with_mark(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with a mark at the end of the last one's text. Raises `InvalidRequest` without text.
+
+    A space follows the mark, by which `_before_mark` knows whether the template trims texts.
+    """
+    last = dict(messages[-1]) if messages else {}
+    content = last.get("content")
+    if isinstance(content, str) and content:
+        last["content"] = f"{content}{_MARK} "
+    elif isinstance(content, list) and content and content[-1].get("type") == "text":
+        part = content[-1]
+        last["content"] = [*content[:-1], {**part, "text": f"{part['text']}{_MARK} "}]
+    else:
+        reason = "continue_final_message needs a last message with a text"
+        raise InvalidRequest(f"messages: {reason}", param="messages")
+    return [*messages[:-1], last]
+
+
+def _before_mark(text: str) -> str:
+    """Return a rendered chat up to the mark, without the white space that the template would trim."""
+    at = text.rfind(_MARK)
+    if at < 0:
+        reason = "the model's chat template does not show the last message's text"
+        raise InvalidRequest(f"messages: {reason}, so it cannot be continued", param="messages")
+    before = text[:at]
+    return before if text[at + len(_MARK) :].startswith(" ") else before.rstrip()

@@ -139,8 +139,23 @@ class Tokenizer:
 
     def beginning(self) -> list[int]:
         """Return the special tokens that every text begins with, such as a beginning of sequence."""
+        return self.frame()[0]
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Return the special tokens that every text begins with, and those that it ends with."""
         ids, text = self.encode("a"), self.encode("a", add_special_tokens=False)
-        return ids[: ids.index(text[0])] if text else []
+        if not text:
+            return [], []
+        first = ids.index(text[0])
+        return ids[:first], ids[first + len(text) :]
+
+    def token_ends(self, text: str) -> list[int]:
+        """Return where in a text, in characters, each of its tokens ends."""
+        try:
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        except Exception:  # noqa: BLE001  # `encode` reports the error
+            return []
+        return [end for _, end in encoding.offsets]
 
     def encode_continuation(
         self, text: str, *, with_breaks: bool = False, param: str | None = None

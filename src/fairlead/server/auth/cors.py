@@ -13,7 +13,7 @@ from fairlead.base.formats.headers import Headers
 EVERY_ORIGIN = "*"
 EXPOSED = (
     "X-Request-Id, request-id, Retry-After, X-Estimated-Wait, X-Estimated-Wait-P90, X-Queue-Position, "
-    "X-Fairlead-Translated, X-Fairlead-Warning, x-should-retry, "
+    "X-Fairlead-Translated, X-Fairlead-Warning, Warning, x-should-retry, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )

@@ -1,5 +1,6 @@
 """Answers of the pipeline as responses: their bodies, and in headers what else is known of them."""
 
+from fairlead.dialects.unread import warning_of
 from fairlead.generation.event_stream import EventStream
 from fairlead.generation.job_service import AnswerNotes, WrittenAnswer
 from fairlead.server.routes.request import NO_SNIFFING, Response, json_response
@@ -38,6 +39,8 @@ def answer_headers(notes: AnswerNotes) -> dict[str, str]:
         headers["X-Fairlead-Translated"] = notes.translated_from
     if notes.warning:
         headers["X-Fairlead-Warning"] = _in_ascii(notes.warning)
+    if notes.unread_fields:
+        headers["Warning"] = warning_of(notes.unread_fields)
     if notes.budgets:
         headers["X-Fairlead-Budget"] = notes.budgets
     return headers

@@ -3,11 +3,15 @@
 import time
 from typing import Any
 
+import trio
 from msgspec.structs import replace
 
 from fairlead.base.config import CommandConfig
 from fairlead.dialects.shapes import ModelCard, ModelList
 from fairlead.generation.job_service import JobService
+from fairlead.language.checkpoint.checkpoint import open_checkpoint
+from fairlead.language.text.files import read_json
+from fairlead.language.text.model import TextModel
 from fairlead.server.routes.request import Request, Response, json_response
 
 
@@ -40,6 +44,11 @@ class ModelRoutes:
             return json_response(self._new_card(name, **card))
         return json_response(self._card(found))
 
+    async def tokenizer_info(self, request: Request) -> Response:
+        """Handle `GET /tokenizer_info`, for the model in the query."""
+        model = self._models.find_text(request.api_key, request.query("model"))
+        return json_response(await trio.to_thread.run_sync(tokenizer_info, model))
+
     def _card(self, name: str) -> ModelCard:
         """Return a model's entry in the list, with more fields if its tokenizer is known here."""
         more: dict[str, Any] = {}
@@ -59,6 +68,21 @@ class ModelRoutes:
         """Return an entry with further fields. `created`: in seconds since 1970; None: the server's start."""
         created = self._started if created is None else created
         return ModelCard(model, "model", created, "fairlead", root=model, parent=None, **more)
+
+
+def tokenizer_info(model: TextModel) -> dict[str, Any]:
+    """Return a model's tokenizer_config.json with its chat template, wherever that is.
+
+    Paths of the machine where the tokenizer was saved are left out.
+    """
+    path = open_checkpoint(model.path).document("tokenizer_config.json")
+    known = read_json(path, dict[str, Any]) if path.is_file() else {}
+    found = {"tokenizer_class": "PreTrainedTokenizerFast"} | known
+    if model.chat_template is not None:
+        found["chat_template"] = model.chat_template.source
+    for name in ("name_or_path", "tokenizer_file", "special_tokens_map_file"):
+        found.pop(name, None)
+    return found
 
 
 def _described(config: CommandConfig) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 from fairlead.dialects import shapes
 from fairlead.dialects.anthropic.messages import CountTokensDialect, MessagesDialect
 from fairlead.dialects.dialect import RelayDialect
+from fairlead.dialects.llama_cpp.completion import NativeCompletionDialect
+from fairlead.dialects.llama_cpp.shapes import AppliedTemplate, ServerProperties, ServerSlot
 from fairlead.dialects.openai.chat import ChatDialect
 from fairlead.dialects.openai.completions import CompletionDialect
 from fairlead.dialects.openai.embeddings import EmbeddingDialect
@@ -29,6 +31,8 @@ from fairlead.server.routes import schemas
 from fairlead.server.routes.admin import Admin
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
+from fairlead.server.routes.generate import INVOCATION_BODY, GenerationViews
+from fairlead.server.routes.llama_cpp import LlamaCppRoutes
 from fairlead.server.routes.media import MediaBody, MediaRoutes, describe_form
 from fairlead.server.routes.metrics import Metrics
 from fairlead.server.routes.models import ModelRoutes
@@ -45,7 +49,12 @@ from fairlead.server.routes.route import (
     dialect_route,
     group,
 )
-from fairlead.server.routes.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
+from fairlead.server.routes.tokenize import (
+    ApplyTemplateRequest,
+    DescribedTokenizeRequest,
+    DetokenizeRequest,
+    Tokens,
+)
 from fairlead.server.routes.upstream import METHODS, UpstreamRoute
 
 _get = partial(Route, method="GET")
@@ -65,6 +74,17 @@ _GENERATION = group(
     dialect_route(CohereRerankDialect(), "The same as POST /v1/rerank, under Cohere's path."),
     dialect_route(
         ScoreDialect(), "Compute the similarity of pairs of texts, as in vLLM's API.", is_versionless=True
+    ),
+    _post(
+        path="/invocations",
+        view=GenerationViews.invocations,
+        permission=Permission.KEY,
+        is_direct=True,
+        summary="A chat, a completion, embeddings, a ranking or scores, by the fields of the body, as "
+        "SageMaker calls a server.",
+        body=INVOCATION_BODY,
+        answer=dict[str, Any],
+        errors=ERRORS_OF_JOBS,
     ),
     *RESPONSE_ROUTES,
     dialect_route(MessagesDialect(), "Create a message in Anthropic's API."),
@@ -168,6 +188,15 @@ _MODELS = group(
         answer=shapes.Detokenized,
         errors=(404,),
     ),
+    _get(
+        path="/tokenizer_info",
+        view=ModelRoutes.tokenizer_info,
+        permission=Permission.KEY,
+        summary="Return a model's tokenizer_config.json with its chat template, as in vLLM's API.",
+        answer=dict[str, Any],
+        errors=(400, 404),
+        query={"model": "The model. Not needed if there is only one."},
+    ),
     *(
         Route(
             method=method,
@@ -179,6 +208,42 @@ _MODELS = group(
             errors=ERRORS_OF_JOBS,
         )
         for method in METHODS
+    ),
+)
+
+_LLAMA_CPP = group(
+    "llama.cpp",
+    dialect_route(NativeCompletionDialect(), "Complete a text in llama.cpp's native API."),
+    _post(
+        path="/apply-template",
+        view=Tokens.apply_template,
+        permission=Permission.KEY,
+        is_direct=True,
+        summary="Render messages with the model's chat template, to a prompt of /completion.",
+        body=ApplyTemplateRequest,
+        answer=AppliedTemplate,
+        errors=(404,),
+    ),
+    _get(
+        path="/props",
+        view=LlamaCppRoutes.props,
+        permission=Permission.KEY,
+        summary="Describe a model: its context, its chat template, and how many sequences may run.",
+        answer=ServerProperties,
+        errors=(400, 404),
+        query={"model": "The model. Not needed if there is only one."},
+    ),
+    _get(
+        path="/slots",
+        view=LlamaCppRoutes.slots,
+        permission=Permission.KEY,
+        summary="List the seats of a model, without what runs in them.",
+        answer=list[ServerSlot],
+        errors=(400, 404, 503),
+        query={
+            "model": "The model. Not needed if there is only one.",
+            "fail_on_no_slot": "If it is present, a model without a free seat is a 503.",
+        },
     ),
 )
 
@@ -368,6 +433,7 @@ _WITH_VERSION = (
     *_MEDIA,
     *OLLAMA_ROUTES,
     *_MODELS,
+    *_LLAMA_CPP,
     *_QUEUE,
     *_FLEET,
     *ORGANIZATION_ROUTES,

@@ -11,6 +11,8 @@ from fairlead.base.config import SpecialTokens
 from fairlead.base.errors import ContextLengthExceeded
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.fields import TemplateVariables, TokenId, describe_alternatives
+from fairlead.dialects.llama_cpp.shapes import AppliedTemplate
+from fairlead.dialects.openai.common import check_final_message
 from fairlead.dialects.openai.messages import Messages, Tools, template_messages, template_tools
 from fairlead.dialects.shapes import Detokenized, Tokenized
 from fairlead.dialects.unserved import TOKENIZE, capturing, refuse_unserved
@@ -34,6 +36,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: Add the tokens with which the model's prompts begin and end, which is the default for
         a prompt.
     add_generation_prompt: End with the beginning of the model's answer, which is the default for messages.
+    continue_final_message: End with the text of the last message, which an answer would continue.
     return_token_strs: Return the texts of the tokens, too.
     """
 
@@ -45,10 +48,30 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
 
 
 DescribedTokenizeRequest = describe_alternatives(TokenizeRequest, {"prompt": "string"}, {"messages": "array"})
+
+
+class ApplyTemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /apply-template`: messages that the chat template renders.
+
+    model: The model; None: the only one that the key may use.
+    messages: The conversation.
+    tools: The tools that the model may call.
+    chat_template_kwargs: Further variables of the chat template.
+    add_generation_prompt: End with the beginning of the model's answer, which is the default.
+    continue_final_message: End with the text of the last message, which an answer would continue.
+    """
+
+    model: str | None = None
+    messages: Messages
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +82,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _parse_tokenize = BodyParser(capturing(TokenizeRequest, TOKENIZE))
+_parse_template = BodyParser(ApplyTemplateRequest)
 _parse_detokenize = BodyParser(DetokenizeRequest)
 
 
@@ -83,6 +107,19 @@ class Tokens:
             charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
 
+    async def apply_template(self, request: Request) -> Response:
+        """Handle `POST /apply-template`."""
+        _, parsed = await self._reader.take(request, _parse_template)
+        caller = self._reader.identify(request)
+        model = self._jobs.models.find_text(request.api_key, parsed.model)
+        check_final_message(
+            add_generation_prompt=parsed.add_generation_prompt, continues=parsed.continue_final_message
+        )
+        estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
+        async with self._jobs.charge(caller, estimate, "messages", is_estimate=True):
+            body = await self._jobs.offload.in_turn(caller, _rendered, model, parsed)
+        return json_response(body)
+
     async def detokenize(self, request: Request) -> Response:
         """Handle `POST /detokenize`."""
         _, parsed = await self._reader.take(request, _parse_detokenize)
@@ -99,6 +136,9 @@ def _check(request: TokenizeRequest) -> None:
     """Raise `InvalidRequest` for fields that have no meaning for a prompt, or for messages."""
     if (request.prompt is None) == (request.messages is None):
         raise invalid_field("prompt", "either prompt or messages must be given")
+    check_final_message(
+        add_generation_prompt=request.add_generation_prompt, continues=request.continue_final_message
+    )
     if request.messages is not None and request.special_tokens is not None:
         reason = "only makes sense with prompt; for messages the model's setting holds"
         raise invalid_field("special_tokens", reason)
@@ -115,6 +155,7 @@ def _tokenize(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
             tools=template_tools(request.tools),
             variables=request.chat_template_kwargs,
             add_generation_prompt=request.add_generation_prompt is not False,
+            continues_last=bool(request.continue_final_message),
         )
     else:
         assert request.prompt is not None
@@ -129,6 +170,18 @@ def _tokenize(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
             raise _too_long(model, f"{len(tokens)} tokens", "prompt")
     texts = list(map(model.tokenizer.token, tokens)) if request.return_token_strs else None
     return _encode(Tokenized(len(tokens), model.max_model_len, tokens, texts)), len(tokens)
+
+
+def _rendered(model: TextModel, request: ApplyTemplateRequest) -> bytes:
+    """Return the response in JSON. Raises `InvalidRequest`."""
+    text = model.render_chat(
+        template_messages(request.messages),
+        tools=template_tools(request.tools),
+        variables=request.chat_template_kwargs,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continues_last=bool(request.continue_final_message),
+    )
+    return _encode(AppliedTemplate(str.__str__(text)))
 
 
 def _detokenize(model: TextModel, tokens: list[int]) -> bytes:

@@ -19,6 +19,7 @@ from fairlead.server.routes.admin import Admin
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
 from fairlead.server.routes.generate import GenerationViews
+from fairlead.server.routes.llama_cpp import LlamaCppRoutes
 from fairlead.server.routes.media import MediaRoutes
 from fairlead.server.routes.metrics import Metrics
 from fairlead.server.routes.models import ModelRoutes
@@ -70,6 +71,8 @@ class Views:
             self.batches,
             ModelRoutes(reader.jobs),
             Tokens(reader),
+            self._generation,
+            LlamaCppRoutes(reader.jobs),
             UpstreamRoute(reader, cors),
             MediaRoutes(reader, cors),
             QueueRoutes(reader),
