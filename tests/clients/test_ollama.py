@@ -136,6 +136,44 @@ async def test_reasoning_and_calls_are_read_and_results_are_sent_back(tmp_path):
     assert "4 C in Oslo" in prompt
 
 
+def test_window_of_the_penalties_lets_tokens_come_again(client):
+    """Within a window as long as the answer no token comes twice, as the penalty is extreme."""
+
+    def repeats(window: int) -> bool:
+        options = {**SHORT, "num_predict": 30, "repeat_penalty": 100.0, "repeat_last_n": window}
+        answer = client.generate(MODEL, "a, b, a, b,", raw=True, options=options, logprobs=True)
+        tokens = [entry.token for entry in answer.logprobs]
+        return len(set(tokens)) < len(tokens)
+
+    assert repeats(0)
+    assert repeats(1)
+    assert not repeats(1000)
+    assert not repeats(-1)
+
+
+def test_template_and_context_are_ignored(client):
+    plain = client.generate(MODEL, QUESTION, options=SHORT)
+    other = client.generate(MODEL, QUESTION, options=SHORT, template="{{ .Prompt }}", context=[1, 2])
+    assert other.response == plain.response
+
+
+async def test_text_that_is_too_long_is_cut_unless_the_client_forbids_it(tmp_path):
+    embedder = dataclasses.replace(
+        small_model(tmp_path), embedding=EmbeddingSettings(WIDTH, normalized=False)
+    )
+    app = client_of(embedder, gateway_script=script)
+
+    def use(client: ollama.Client) -> None:
+        text = "hello world " * 5000
+        assert client.embed("small", text).prompt_eval_count == embedder.longest_prompt
+        assert client.embed("small", text, truncate=True).prompt_eval_count == embedder.longest_prompt
+        assert client.embeddings("small", text).embedding
+        with pytest.raises(ollama.ResponseError, match="input: "):
+            client.embed("small", text, truncate=False)
+
+    await with_client(app.app, use)
+
+
 async def test_texts_are_embedded(tmp_path):
     embedder = dataclasses.replace(
         small_model(tmp_path), embedding=EmbeddingSettings(WIDTH, normalized=False)

@@ -74,6 +74,30 @@ async def every_front_answers_with_the_totals_of_all(server: Served) -> None:
 
 
 @behaviour({}, fronts=TWO)
+async def every_front_serves_llama_cpps_and_sagemakers_routes(server: Served) -> None:
+    server.complete(tokens=50)
+    await trio.sleep(0.5)
+    for _ in FRONTS:
+        slots = await server.get_json("/slots")
+        assert [slot["is_processing"] for slot in slots].count(True) == 1
+    for _ in FRONTS:
+        props = await server.get_json("/props")
+        assert props["total_slots"] == len(slots)
+    for _ in FRONTS:  # an odd number of requests, so that the next round begins at the other front
+        assert props["chat_template"] == (await server.get_json("/tokenizer_info"))["chat_template"]
+        body = {"prompt": "hello", "n_predict": 3, "ignore_eos": True, "surprise": 1}
+        answer = await server.fetch("/completion", body)
+        assert (answer.status, answer.document["tokens_predicted"]) == (200, 3), answer
+        assert answer.headers["warning"] == '299 - "fields without effect: surprise"'
+        chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "return_token_ids": True}
+        answer = await server.fetch("/invocations", chat)
+        assert answer.status == 200, answer
+        prompt = (await server.fetch("/apply-template", {"messages": chat["messages"]})).document["prompt"]
+        tokens = (await server.fetch("/tokenize", {"prompt": prompt})).document["tokens"]
+        assert answer.document["prompt_token_ids"] == tokens
+
+
+@behaviour({}, fronts=TWO)
 async def job_is_cancelled_through_any_front(server: Served) -> None:
     for place in range(len(FRONTS)):
         job = server.complete(tokens=200, headers={"X-Request-Id": f"long-{place}"})

@@ -21,6 +21,7 @@ class FakeServer(ThreadingHTTPServer):
         self.models = ["first", "second"]
         self.bodies: list[dict] = []  # of the requests, in order
         self.refusing: int | None = None  # a status for every request
+        self.refusal_code: str | None = None  # the code of each refusal
         self.pauses = False  # whether every answer pauses after its first piece
         self.pauses_after = 0  # the number of the piece after which answers pause
         self.keys: set[str | None] = set()
@@ -156,7 +157,10 @@ class _Exchange(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(text.encode()):x}\r\n{text}\r\n".encode())
 
     def _refuse(self, status: int, message: str) -> None:
-        self._send(status, {"error": {"message": message, "type": "x", "param": None, "code": None}})
+        self._send(
+            status,
+            {"error": {"message": message, "type": "x", "param": None, "code": self.server.refusal_code}},
+        )
 
     def _send(self, status: int, answer: object) -> None:
         payload = json.dumps(answer).encode()

@@ -102,6 +102,16 @@ def test_refusals_are_counted_by_status(server, tmp_path):
     run = load(server, "--streams", "2", "--json", str(result))
     assert (run.returncode, run.stderr) == (1, "")
     assert json.loads(result.read_bytes())["levels"][0]["errors"] == {"429": 8}
+    assert run.stdout.endswith("The first error: 429: no: 429\n")
+
+
+@pytest.mark.parametrize("code", ["rate_limited", "budget_exceeded", "rate_limit_exceeded"])
+def test_refusal_of_a_key_whose_limit_is_used_up_ends_the_test(server, code):
+    server.refusing, server.refusal_code = 429, code
+    run = load(server, "--streams", "2", "--requests", "50", "--warmup", "0")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == f"fairlead: {server.url}: 429: no: 429\n"
+    assert len(server.bodies) <= 2
 
 
 def test_server_without_models_is_reported_in_one_line(server):
@@ -153,5 +163,6 @@ def test_refusal_that_every_request_would_get_ends_the_test_and_is_printed(serve
     server.refusing = status
     run = load(server, "--streams", "2", "--requests", "50", "--warmup", "0")
     assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr == f"fairlead: {server.url}: {status}: no: {status}\n"
+    hint = " (--api-key or FAIRLEAD_API_KEY gives a key)" if status == 401 else ""
+    assert run.stderr == f"fairlead: {server.url}: {status}: no: {status}{hint}\n"
     assert len(server.bodies) <= 2

@@ -76,7 +76,9 @@ def test_doctor_does_not_promise_a_server_on_a_port_that_is_taken(capsys):
         assert main(["doctor", "--port", port]) == 1
     assert "will not run here yet" in capsys.readouterr().out
     assert found["port"]["verdict"] == "bad"
-    assert "--port" in found["port"]["advice"]
+    advice = found["port"]["advice"]
+    assert f"fairlead ps --url http://127.0.0.1:{port}" in advice
+    assert "--port" in advice
 
 
 @pytest.mark.usefixtures("no_torch_inspection")

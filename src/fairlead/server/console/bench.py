@@ -13,6 +13,7 @@ import trio
 
 from fairlead.base.config import ConfigError
 from fairlead.server.console.announcer import report_error
+from fairlead.server.console.client import KEY_HINT
 from fairlead.server.load.client import RequestFailedError, TimedAnswer
 from fairlead.server.load.generator import CONTROL_TIMEOUT_S, OnAnswer, Options, measure, with_model
 from fairlead.server.load.report import Level, format_table, plot
@@ -39,7 +40,8 @@ def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Pat
         report_error(f"{options.url}: the answer to /v1/models is not a list of models")
         return 1
     except (RequestFailedError, ValueError) as error:
-        report_error(f"{options.url}: {error}")
+        hint = f" {KEY_HINT}" if isinstance(error, RequestFailedError) and error.is_about_keys else ""
+        report_error(f"{options.url}: {error}{hint}")
         return 1
     _report(options, results, json=json, plot_file=plot)
     return 0 if all(level.output_tokens for level, _ in results) else 1
@@ -58,6 +60,9 @@ def _report(
         f"{options.output_tokens} output tokens\n"
     )
     print(format_table([level for level, _ in results]))
+    failed = next((answer for _, answers in results for answer in answers if answer.reason), None)
+    if failed is not None:
+        print(f"The first error: {failed.reason}")
     if json is not None:
         document = {
             "options": options,

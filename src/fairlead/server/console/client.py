@@ -63,6 +63,9 @@ class Message(msgspec.Struct, frozen=True):
     content: str
 
 
+KEY_HINT = "(--api-key or FAIRLEAD_API_KEY gives a key)"
+
+
 class Queued(msgspec.Struct, frozen=True):
     """The request is queued. `wait_s` is the server's estimate; None: no server has the model now."""
 
@@ -375,7 +378,7 @@ def _refusal(url: str, response: Body) -> str:
         message = _message(refusal.error, body)
         # The servers of others name their own ways to give a key.
         is_about_keys = response.head.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        return f"{message} (--api-key or FAIRLEAD_API_KEY gives a key)" if is_about_keys else message
+        return f"{message} {KEY_HINT}" if is_about_keys else message
     status = response.head.status
     phrase = HTTPStatus(status).phrase if status in _STATUSES else ""
     return f"{url} answered {status} {phrase}".rstrip()

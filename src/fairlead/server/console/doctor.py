@@ -216,10 +216,18 @@ def _port(host: str, port: int) -> Iterator[Finding]:
                 "port",
                 "bad",
                 f"{host}:{port}: {error.strerror or error}",
-                "Perhaps a server runs already (`fairlead ps`); else choose another with --port.",
+                f"Perhaps a server runs already ({_ps(host, port)}); else choose another with --port.",
             )
             return
     yield Finding("port", "good", f"{host}:{port} is free")
+
+
+def _ps(host: str, port: int) -> str:
+    """Return the command that shows the server at a port."""
+    if port == Config(models=()).port:
+        return "`fairlead ps`"
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host  # noqa: S104
+    return f"`fairlead ps --url http://{shown}:{port}`"
 
 
 def _socket(path: Path) -> Finding:

@@ -18,24 +18,38 @@ from fairlead.dialects.upstream_errors import error_of, is_error
 from fairlead.nodes.http.client import Upstream, UpstreamFailed, UpstreamTimeouts
 
 BODY_BYTES = 16 * 1024 * 1024  # of an event, and of a response that is not streamed
+# The codes of 429 that say that a key's limits are used up, here and at OpenAI.
+_LIMITS = frozenset({"rate_limited", "budget_exceeded", "rate_limit_exceeded", "insufficient_quota"})
 _NO_LIMITS = UpstreamTimeouts(connect_s=float("inf"), between_bytes_s=float("inf"))
 
 
 class RequestFailedError(Exception):
-    """A request failed. `kind` is the name under which it is counted: a status, `connection` or `stream`."""
+    """A request failed.
 
-    def __init__(self, kind: str, detail: str) -> None:
+    kind: The name under which it is counted: a status, `connection` or `stream`.
+    detail: Why it failed.
+    code: The machine-readable reason of a server; empty: it gave none.
+    """
+
+    def __init__(self, kind: str, detail: str, *, code: str = "") -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
+        self.code = code
+
+    @property
+    def is_about_keys(self) -> bool:
+        """Whether another API key may help."""
+        return self.kind in (str(HTTPStatus.UNAUTHORIZED), str(HTTPStatus.FORBIDDEN))
 
     @property
     def is_certain(self) -> bool:
-        """Whether the same request would fail again: a client error other than a full or slow server."""
-        return (
-            self.kind.startswith("4")
-            and self.kind != str(HTTPStatus.REQUEST_TIMEOUT)
-            and self.kind != str(HTTPStatus.TOO_MANY_REQUESTS)
-        )
+        """Whether the next request would fail, too: a client error other than a full or slow server.
+
+        A key whose limit is used up gets no answer before the test is over.
+        """
+        if self.kind == str(HTTPStatus.TOO_MANY_REQUESTS):
+            return self.code in _LIMITS
+        return self.kind.startswith("4") and self.kind != str(HTTPStatus.REQUEST_TIMEOUT)
 
 
 class LoadConnection:
@@ -71,7 +85,9 @@ class LoadConnection:
                     received = await response.read_all(BODY_BYTES)
                     if response.head.status == HTTPStatus.OK:
                         return received
-                    raise RequestFailedError(str(response.head.status), _reason(received))
+                    raise RequestFailedError(
+                        str(response.head.status), _reason(received), code=_code(received)
+                    )
                 while data := await response.read():
                     on_data(data)
         except UpstreamFailed as error:
@@ -94,6 +110,7 @@ class TimedAnswer(msgspec.Struct):
     pieces_s: when each piece arrived.
     usage: what the server counted; None: nothing, and each piece counts as a token.
     error: why it failed; None: it succeeded.
+    reason: the same with the server's own words; empty: it succeeded.
     """
 
     started_s: float
@@ -101,6 +118,7 @@ class TimedAnswer(msgspec.Struct):
     pieces_s: list[float] = []
     usage: ReportedUsage | None = None
     error: str | None = None
+    reason: str = ""
 
     @property
     def output_tokens(self) -> int:
@@ -115,17 +133,28 @@ _decode_usage = msgspec.json.Decoder(ReportedUsage).decode
 class _Refusal(msgspec.Struct):
     class Error(msgspec.Struct):
         message: str
+        code: object = None
 
     error: Error | str
+
+
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 def _reason(body: bytes) -> str:
     """Return the message of an error's body, on one line, or else the beginning of the body."""
     try:
-        error = msgspec.json.decode(body, type=_Refusal).error
+        error = _decode_refusal(body).error
     except msgspec.MsgspecError:
         return body[:500].decode(errors="replace")
     return " ".join((error if isinstance(error, str) else error.message).split())
+
+
+def _code(body: bytes) -> str:
+    """Return the code of an error's body; empty if it has none."""
+    refusal = decoded(_decode_refusal, body)
+    code = refusal.error.code if refusal is not None and not isinstance(refusal.error, str) else None
+    return code if isinstance(code, str) else ""
 
 
 async def time_request(
@@ -147,11 +176,11 @@ async def time_request(
             await connection.request("POST", path, body, on_data=reader.feed)
         reader.finish()
     except trio.TooSlowError:
-        answer.error = "timeout"
+        answer.error, answer.reason = "timeout", f"timeout: no answer within {timeout_s:g} s"
     except RequestFailedError as error:
         if error.is_certain:
             raise
-        answer.error = error.kind
+        answer.error, answer.reason = error.kind, str(error)
     answer.ended_s = trio.current_time()
     return answer
 

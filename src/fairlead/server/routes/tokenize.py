@@ -173,7 +173,10 @@ def _tokenize(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
 
 
 def _rendered(model: TextModel, request: ApplyTemplateRequest) -> bytes:
-    """Return the response in JSON. Raises `InvalidRequest`."""
+    """Return the response in JSON. Raises `InvalidRequest`.
+
+    The special tokens that begin every prompt are left out, as in llama.cpp: /completion adds them.
+    """
     text = model.render_chat(
         template_messages(request.messages),
         tools=template_tools(request.tools),
@@ -181,7 +184,9 @@ def _rendered(model: TextModel, request: ApplyTemplateRequest) -> bytes:
         add_generation_prompt=request.add_generation_prompt is not False,
         continues_last=bool(request.continue_final_message),
     )
-    return _encode(AppliedTemplate(str.__str__(text)))
+    tokenizer = model.tokenizer
+    beginning = "".join(tokenizer.spelling(token_id) or "" for token_id in tokenizer.beginning())
+    return _encode(AppliedTemplate(str.__str__(text).removeprefix(beginning)))
 
 
 def _detokenize(model: TextModel, tokens: list[int]) -> bytes:
