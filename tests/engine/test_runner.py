@@ -73,8 +73,8 @@ KINDS = [
     {"temperature": 0},
     {"logprobs": 2},
     {"temperature": 0.7, "top_k": 20, "presence_penalty": 0.8, "frequency_penalty": 0.3},
-    {"top_p": 0.9, "min_p": 0.01, "logit_bias": {5: 3.0}},
-    {"repetition_penalty": 1.4, "min_tokens": 40, "stop_token_ids": (7, 8, 9)},
+    {"top_p": 0.9, "min_p": 0.01, "logit_bias": {5: 3.0}, "allowed_token_ids": tuple(range(4, 200, 3))},
+    {"repetition_penalty": 1.4, "repeat_last_n": 6, "min_tokens": 40, "stop_token_ids": (7, 8, 9)},
 ]
 
 

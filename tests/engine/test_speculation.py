@@ -145,6 +145,42 @@ def test_answers_of_torch_are_those_without_drafts(runners):
     assert 0 < accepted < drafted
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["C kernel", "torch"])
+@pytest.mark.parametrize("speculation", [None, Speculation(ngram=1, drafts=4)], ids=["", "drafts"])
+@pytest.mark.parametrize("window", [-1, 0, 1, 3, 10, 1000])
+def test_tokens_are_the_likeliest_after_penalties_of_the_last_tokens(runners, compiled, speculation, window):
+    penalties = {"frequency_penalty": 0.03, "presence_penalty": 0.02, "repeat_last_n": window}
+    sampling = Sampling(max_tokens=40, temperature=0, logprobs=VOCABULARY, ignore_eos=True, **penalties)
+    requests = [([5, 6, 7, 8] * 3, sampling), ([9, 10, 11], sampling)]
+    got, counts = answers(runners[compiled], requests, speculation, MANY if compiled else WHOLE)
+    for tokens, logprobs, _ in got.values():
+        for place, (token, listed) in enumerate(zip(tokens, logprobs, strict=True)):
+            before = tokens[:place]
+            counted = before if window == -1 else before[max(0, place - window) :]
+            scores = {
+                other: logprob - 0.03 * counted.count(other) - 0.02 * (other in counted)
+                for other, logprob in listed.top
+            }
+            assert len(scores) == VOCABULARY
+            assert scores[token] == pytest.approx(max(scores.values()), abs=1e-5)
+    if speculation is not None and window != -1:
+        assert counts.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["C kernel", "torch"])
+def test_only_allowed_tokens_are_generated(runners, compiled):
+    plain = Sampling(max_tokens=20, temperature=0, logprobs=VOCABULARY, ignore_eos=True)
+    limited = Sampling(
+        max_tokens=20, temperature=0, logprobs=VOCABULARY, ignore_eos=True, allowed_token_ids=(4, 9, 30)
+    )
+    requests = [([5, 6, 7], limited), ([5, 6, 7], plain)]
+    got, _ = answers(runners[compiled], requests, None, MANY if compiled else WHOLE)
+    for token, listed in zip(*got[0][:2], strict=True):
+        likeliest = max(((logprob, other) for other, logprob in listed.top if other in (4, 9, 30)))[1]
+        assert token == likeliest
+    assert not set(got[1][0]) <= {4, 9, 30}
+
+
 class WithLogprobs(Constrained):
     """A loop that also collects the log-probabilities of each sequence."""
 

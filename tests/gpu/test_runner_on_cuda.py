@@ -21,8 +21,8 @@ pytestmark = [
 
 KINDS = [
     {"temperature": 0},
-    {"temperature": 0, "logprobs": 2, "repetition_penalty": 1.4},
-    {"temperature": 0, "presence_penalty": 0.8, "logit_bias": {5: 3.0}},
+    {"temperature": 0, "logprobs": 2, "repetition_penalty": 1.4, "repeat_last_n": 6},
+    {"temperature": 0, "presence_penalty": 0.8, "logit_bias": {5: 3.0}, "allowed_token_ids": (5, 6, 7)},
     {"temperature": 0.7, "top_k": 20, "frequency_penalty": 0.3},
     {"top_p": 0.9, "min_p": 0.01, "min_tokens": 40, "stop_token_ids": (7, 8, 9)},
 ]

@@ -60,6 +60,8 @@ REQUESTS = {
         frequency_penalty=0.5,
         presence_penalty=0.5,
         logit_bias={7: 2.0, 9: -100.0},
+        repeat_last_n=5,
+        allowed_token_ids=tuple(range(100)),
     ),
 }
 
