@@ -97,7 +97,8 @@ async def test_slots_are_the_models_seats_without_what_runs_in_them(client):
     client.fleet.statuses = [msgspec.structs.replace(status, seats=3, busy=2)]
     slots = (await client.get("/slots?model=small")).json
     assert slots == [
-        {"id": number, "id_task": -1, "n_ctx": 4096, "is_processing": number < 2} for number in range(3)
+        {"id": number, "id_task": -1, "n_ctx": 4096, "speculative": False, "is_processing": number < 2}
+        for number in range(3)
     ]
     assert (await client.get("/slots?model=small&fail_on_no_slot=1")).status == 200
     client.fleet.statuses = [msgspec.structs.replace(status, seats=2, busy=2)]

@@ -37,7 +37,7 @@ from fairlead.language.structured.grammar import JsonAnswer, LarkAnswer
 from fairlead.language.structured.request import AnswerSpec
 from fairlead.language.text.tokenizer import Tokenizer
 
-RANDOM_SEEDS = (-1, 2**32 - 1)
+RANDOM_SEED = 2**32 - 1
 Bias = float | bool
 BiasPair = Annotated[list[float | bool], Meta(min_length=2, max_length=2)]
 
@@ -109,7 +109,7 @@ class NativeCompletionRequest(CommonFields, frozen=True, kw_only=True):
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
-            seed=None if self.seed in RANDOM_SEEDS else self.seed,
+            seed=None if self.seed in (-1, RANDOM_SEED) else self.seed,
             repetition_penalty=self.repeat_penalty,
             repeat_last_n=self.repeat_last_n,
             presence_penalty=self.presence_penalty,
@@ -351,17 +351,16 @@ class NativeAnswer:
             stop_type=kinds.get(delta.finish_reason, "none"),
             stopping_word=delta.stop_reason if isinstance(delta.stop_reason, str) else "",
             tokens_cached=self._cached[index],
-            timings=_timings(context.times or AnswerTimes(), prompt - self._cached[index], predicted),
+            timings=_timings(context.times or AnswerTimes(), prompt, self._cached[index], predicted),
             completion_probabilities=listed,
         )
 
     def _settings(self, job: Job) -> GenerationSettings:
         options = self._options
-        seed = -1 if options.seed is None else options.seed
         return settings_of(
             job.sampling,
             n_predict=options.n_predict,
-            seed=seed,
+            seed=RANDOM_SEED if options.seed is None else options.seed,
             stop=list(options.stop),
             n_probs=options.n_probs,
             stream=job.stream,
@@ -382,7 +381,7 @@ def settings_of(
     sampling: Sampling,
     *,
     n_predict: int = -1,
-    seed: int = -1,
+    seed: int = RANDOM_SEED,
     stop: list[str] | None = None,
     n_probs: int = 0,
     stream: bool = False,
@@ -391,7 +390,7 @@ def settings_of(
 
     sampling: How it is sampled.
     n_predict: As requested; -1: no limit.
-    seed: As requested; -1: a random one.
+    seed: As requested; `RANDOM_SEED`: a random one.
     stop: The stop strings; None: none.
     n_probs: How many alternatives are listed.
     stream: Whether it is streamed.
@@ -423,8 +422,23 @@ def _probability(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[st
     }
 
 
-def _timings(times: AnswerTimes, prompt: int, predicted: int) -> Timings:
+def _timings(times: AnswerTimes, prompt: int, cached: int, predicted: int) -> Timings:
+    """Return the durations. `prompt`, `cached`, `predicted`: tokens of the prompt, and of the answer."""
+    computed = prompt - cached
     prompt_ms = max(0, times.begun_ns - times.requested_ns - times.waited_ns) / 1e6
     predicted_ms = (time.perf_counter_ns() - times.begun_ns) / 1e6
-    rate = 1000 * predicted / predicted_ms if predicted_ms else 0.0
-    return Timings(prompt, prompt_ms, predicted, predicted_ms, rate)
+    return Timings(
+        cache_n=cached,
+        prompt_n=computed,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, computed),
+        prompt_per_second=_ratio(1000 * computed, prompt_ms),
+        predicted_n=predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=_ratio(predicted_ms, predicted),
+        predicted_per_second=_ratio(1000 * predicted, predicted_ms),
+    )
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 0.0

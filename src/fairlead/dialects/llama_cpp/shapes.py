@@ -11,17 +11,25 @@ StopType = Literal["eos", "limit", "word", "none"]
 class Timings(msgspec.Struct, frozen=True):
     """Token counts and durations. The wait for a seat is in none of them.
 
-    prompt_n: Tokens of the prompt that were computed, without cached ones.
+    cache_n: Tokens of the prompt that were cached.
+    prompt_n: Tokens of the prompt that were computed.
     prompt_ms: How long that took.
+    prompt_per_token_ms: How long one of them took.
+    prompt_per_second: How many were computed a second.
     predicted_n: Tokens of the answer.
     predicted_ms: How long they took.
+    predicted_per_token_ms: How long one of them took.
     predicted_per_second: Tokens of the answer a second.
     """
 
+    cache_n: int
     prompt_n: int
     prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
     predicted_n: int
     predicted_ms: float
+    predicted_per_token_ms: float
     predicted_per_second: float
 
 
@@ -29,7 +37,7 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How an answer was sampled.
 
     n_predict: The most tokens of the answer; -1: no limit but the model's.
-    seed: The seed; -1: a random one.
+    seed: The seed; 4294967295: a random one.
     temperature: The temperature.
     top_k: How many tokens are kept; 0: all.
     top_p: The least probability of the tokens that are kept, together; 1: all.
@@ -113,12 +121,14 @@ class ServerSlot(msgspec.Struct, frozen=True, kw_only=True):
     id: Its number. Jobs have no fixed seats, so the busy ones come first.
     id_task: Always -1.
     n_ctx: The longest context of a sequence.
+    speculative: Always false: a seat has no draft model.
     is_processing: Whether a job has it.
     """
 
     id: int
     id_task: int = -1
     n_ctx: int
+    speculative: bool = False
     is_processing: bool
 
 

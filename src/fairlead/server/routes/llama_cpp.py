@@ -30,7 +30,9 @@ class LlamaCppRoutes:
         inputs = config.capabilities or {} if isinstance(config, CommandConfig) else {}
         settings: dict[str, Any] = {"n_ctx": 0 if text is None else text.max_model_len}
         if text is not None:
-            settings["params"] = msgspec.to_builtins(settings_of(default_sampling(text)))
+            params = msgspec.structs.asdict(settings_of(default_sampling(text)))
+            del params["stop"]  # as in llama.cpp
+            settings["params"] = params
         template = None if text is None else text.chat_template
         beginning, end = _ends(text)
         return json_response(
