@@ -81,6 +81,21 @@ def test_every_dialect_of_our_models_knows_its_own_fields():
             }
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "hello"}),
+        ("/detokenize", {"tokens": [10]}),
+        ("/apply-template", {"messages": MESSAGES}),
+    ],
+)
+async def test_routes_without_a_job_name_them_too(client_with, path, body):
+    client = client_with()
+    assert "warning" not in (await client.post(path, body | {"model": "small", "absent": None})).headers
+    reply = await client.post(path, body | {"surprise": 1})
+    assert (reply.status, reply.headers["warning"]) == (200, '299 - "fields without effect: surprise"')
+
+
 async def test_ollamas_template_and_context_are_ignored_with_a_warning(client_with):
     client = client_with()
     body = {"prompt": "hello", "template": "{{ .Prompt }}", "context": [1, 2, 3], "stream": False}

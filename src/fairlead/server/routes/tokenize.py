@@ -4,10 +4,13 @@ Both are bounded by the model's context and charged to the API key like a prompt
 in threads, which tenants use in turn.
 """
 
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
 import msgspec
 import trio
 
-from fairlead.base.config import SpecialTokens
+from fairlead.base.config import Limits, SpecialTokens
 from fairlead.base.errors import ContextLengthExceeded
 from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.fields import TemplateVariables, TokenId, describe_alternatives
@@ -15,11 +18,14 @@ from fairlead.dialects.llama_cpp.shapes import AppliedTemplate
 from fairlead.dialects.openai.common import check_final_message
 from fairlead.dialects.openai.messages import Messages, Tools, template_messages, template_tools
 from fairlead.dialects.shapes import Detokenized, Tokenized
-from fairlead.dialects.unserved import TOKENIZE, capturing, refuse_unserved
+from fairlead.dialects.unread import known_fields, unread_fields, warning_of
+from fairlead.dialects.unserved import TOKENIZE, Fields, capturing, refuse_unserved
 from fairlead.generation.pipeline import USUAL_CHARS_PER_TOKEN
 from fairlead.language.text.model import TextModel
 from fairlead.server.routes.request import Request, Response, json_response
 from fairlead.server.routes.request_reader import RequestReader
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -81,9 +87,28 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[TokenId]
 
 
-_parse_tokenize = BodyParser(capturing(TokenizeRequest, TOKENIZE))
-_parse_template = BodyParser(ApplyTemplateRequest)
-_parse_detokenize = BodyParser(DetokenizeRequest)
+class _Parsed(NamedTuple, Generic[Body]):
+    """A parsed body, and the headers of its answer: a warning of fields that nothing reads."""
+
+    body: Body
+    headers: dict[str, str]
+
+
+def _parser_of(kind: type[Body], refused: Fields) -> Callable[[bytes, Limits], _Parsed[Body]]:
+    """Return the parser of bodies of this type."""
+    parse, known = BodyParser(capturing(kind, refused) if refused else kind), known_fields(kind, refused)
+
+    def read(body: bytes, limits: Limits) -> _Parsed[Body]:
+        parsed = parse(body, limits)
+        unread = unread_fields(body, known)
+        return _Parsed(parsed, {"Warning": warning_of(unread)} if unread else {})
+
+    return read
+
+
+_parse_tokenize = _parser_of(TokenizeRequest, TOKENIZE)
+_parse_template = _parser_of(ApplyTemplateRequest, {})
+_parse_detokenize = _parser_of(DetokenizeRequest, {})
 
 
 class Tokens:
@@ -95,7 +120,7 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         """Handle `POST /tokenize`."""
-        _, parsed = await self._reader.take(request, _parse_tokenize)
+        _, (parsed, headers) = await self._reader.take(request, _parse_tokenize)
         caller = self._reader.identify(request)
         model = self._jobs.models.find_text(request.api_key, parsed.model)
         refuse_unserved(parsed, TOKENIZE)
@@ -105,11 +130,11 @@ class Tokens:
         async with self._jobs.charge(caller, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._jobs.offload.in_turn(caller, _tokenize, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())
-        return json_response(body)
+        return json_response(body, headers=headers)
 
     async def apply_template(self, request: Request) -> Response:
         """Handle `POST /apply-template`."""
-        _, parsed = await self._reader.take(request, _parse_template)
+        _, (parsed, headers) = await self._reader.take(request, _parse_template)
         caller = self._reader.identify(request)
         model = self._jobs.models.find_text(request.api_key, parsed.model)
         check_final_message(
@@ -118,18 +143,18 @@ class Tokens:
         estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
         async with self._jobs.charge(caller, estimate, "messages", is_estimate=True):
             body = await self._jobs.offload.in_turn(caller, _rendered, model, parsed)
-        return json_response(body)
+        return json_response(body, headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
         """Handle `POST /detokenize`."""
-        _, parsed = await self._reader.take(request, _parse_detokenize)
+        _, (parsed, headers) = await self._reader.take(request, _parse_detokenize)
         caller = self._reader.identify(request)
         model = self._jobs.models.find_text(request.api_key, parsed.model)
         if len(parsed.tokens) > model.max_model_len:
             raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
         async with self._jobs.charge(caller, len(parsed.tokens), "tokens"):
             body = await self._jobs.offload.in_turn(caller, _detokenize, model, parsed.tokens)
-        return json_response(body)
+        return json_response(body, headers=headers)
 
 
 def _check(request: TokenizeRequest) -> None:
