@@ -34,14 +34,14 @@ from fairlead.language.structured.filling import STACK_BYTES, large_stack
 from fairlead.language.structured.vocabulary import token_vocabulary
 
 NICENESS = 10  # the steps of models come first
-LONG_S = 0.03
+LONG_S = 0.01
 """A trial that has taken this processor time runs only while a processor is idle. An ordinary one takes 5 ms.
 
 The lowest priority would not do: a step that wakes up waits for the end of a running process's time slice, of
 some milliseconds, whatever its priority. It does not wait for one that is scheduled as idle.
 """
 
-_LOOK_S = 0.01  # how often a trial is measured
+_LOOK_S = 0.005  # how often a trial is measured
 _SPARE_BYTES = STACK_BYTES + 1024 * 1024 * 1024  # of address space, which an allocator takes in advance
 _SPECIAL_TOKENS = re.compile(r"<\[[\d,^-]*\]>")
 _ID = re.compile(r"\d+")
@@ -319,7 +319,15 @@ def _address_space_bytes() -> int:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the processor time of a process; 0 where that cannot be read. `RLIMIT_CPU` counts it, too."""
+    """Return the processor time of a process; 0 where that cannot be read. `RLIMIT_CPU` counts it, too.
+
+    The scheduler's own statistics are exact; those in ticks of 10 ms stand in where there are none.
+    """
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return sum(int((task / "schedstat").read_bytes().split()[0]) for task in tasks) / 1e9
+    except (OSError, IndexError):
+        pass
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
