@@ -128,7 +128,8 @@ def test_tenants_of_a_team_divide_its_part_of_the_seats():
     queue = Queue(100, fairness="tokens", tenant_weights={"A": 3.0})
     for ticket in (of("A", "red", weight=2.0), of("B", "red", weight=2.0), of("C", "blue"), of("d")):
         queue.push(ticket)
-    lines = [line for line, _ in queue.waiting["m"]]
-    parts = queue.parts(lines)
+    lines = list(queue.lines("m"))
+    parts = queue.parts("m", lines)
     assert [parts[line] for line in lines] == [0.375, 0.125, 0.25, 0.25]
-    assert Queue(100).parts([line_of("A", "red"), line_of("B", "red"), "c"])["c"] == 0.5
+    assert queue.parts("m", ["e"]) == {"e": 0.2}
+    assert Queue(100).parts("m", [line_of("A", "red"), line_of("B", "red"), "c"])["c"] == 0.5

@@ -45,10 +45,8 @@ class KeptSeats:
         for model in models:
             nodes = [node for node in self._nodes.with_model(model) if not node.limits.by_sequence]
             if any(0 < node.free <= len(node.fresh) for node in nodes):
-                waiting = {line for line, _ in self._queue.waiting.get(model, ())}
-                if newcomer is not None and newcomer.model == model:
-                    waiting.add(newcomer.line)
-                self._keep(model, nodes, waiting)
+                arriving = {newcomer.line} if newcomer is not None and newcomer.model == model else set()
+                self._keep(model, nodes, arriving)
 
     def is_last(self, job: JobSpec) -> bool:
         """Return whether no other job of its tenant waits for the model."""
@@ -57,18 +55,22 @@ class KeptSeats:
 
     def nobody_may_have(self, model: str) -> bool:
         """Return whether every free seat is kept from every tenant that waits for the model."""
-        lines = {line for line, _ in self._queue.waiting[model]}
-        free = [node for node in self._nodes.with_model(model) if node.room > 0]
-        return all(lines <= node.kept_from.get(model, frozenset()) for node in free)
+        lines = self._queue.lines(model)
+        for node in self._nodes.with_model(model):
+            if node.room > 0:
+                kept_from = node.kept_from.get(model, ())
+                if len(lines) > len(kept_from) or not all(line in kept_from for line in lines):
+                    return False
+        return True
 
-    def _keep(self, model: str, nodes: list[NodeState], waiting: set[str]) -> None:
+    def _keep(self, model: str, nodes: list[NodeState], arriving: set[str]) -> None:
         """Keep the seats of these nodes for the lines that have left them, from those above their share."""
         held: Counter[str] = Counter()
         for node in nodes:
             for run in node.runs:
                 held[run.ticket.job.line] += run.seats
         left = {line for node in nodes for line in node.fresh.values()}
-        parts = self._queue.parts(held.keys() | waiting | left)
+        parts = self._queue.parts(model, held.keys() | arriving | left)
         seats = sum(node.limits.seats for node in nodes)
         within = {line for line, part in parts.items() if held[line] < seats * part - 1e-9}
         above = frozenset(held.keys() - within)

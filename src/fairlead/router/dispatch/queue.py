@@ -10,11 +10,12 @@ beyond others.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.router.dispatch.job_spec import JobSpec, line_of
+from fairlead.router.dispatch.line_weights import LineWeights
 from fairlead.router.dispatch.node_groups import KINDS, WIDE
 from fairlead.router.dispatch.queued_bytes import QueuedBytes
 from fairlead.router.dispatch.tenant_counters import TenantCounters
@@ -30,6 +31,7 @@ WAITING_BYTES = 256 * 1024 * 1024
 CLASSES = 8
 MOST_SERVICE = 1e300
 MAX_MOVED_TENANTS = 10_000
+_NOBODY = LineWeights()
 _NO_TENANT = -1  # tenants have names; as many numbers below it as there are classes are free, too
 
 
@@ -72,6 +74,7 @@ class Queue:
         self._begun: dict[int, Ticket | Run] = {}
         # By model: how many entries of each line and class wait, of jobs and of sequences.
         self.waiting: dict[str, Counter[tuple[str, int]]] = {}
+        self._weights_of: dict[str, LineWeights] = {}  # by model, of these lines
         self._kinds = 0
         self._of_kind = [0] * KINDS
         self._bodies = QueuedBytes(waiting_bytes, capacity)
@@ -316,32 +319,41 @@ class Queue:
         found = (entries[other] for other in self._kernel.ahead(handle))
         return [entry.ticket.job if isinstance(entry, Run) else entry.job for entry in found]
 
-    def parts(self, lines: Iterable[str]) -> dict[str, float]:
-        """Return the part of the whole that is each line's share: by weight of its team's part by weight.
+    def parts(self, model: str, lines: Collection[str]) -> dict[str, float]:
+        """Return the part of the whole that is the share of each of these lines.
 
-        Without a team, a line has a part as a team has. Weights count under token fairness only.
+        It is by weight, of its team's part by weight, among these lines and those that wait for the model.
+        Without a team, a line has a part as a team has. Weights count under token fairness only. Takes time
+        in proportion to `lines` only.
         """
-        teams: dict[str, dict[str, float]] = {}  # by the team's own line, or that of a tenant without a team
+        waiting = self._weights_of.get(model) or _NOBODY
+        added: dict[str, float] = {}  # by unit: the weight of these lines that do not wait
         for line in lines:
-            tenant = _tenant_in(line)
-            team, name = (
-                (line_of("", str(tenant[0])), str(tenant[1])) if type(tenant) is tuple else (line, line)
-            )
-            teams.setdefault(team, {})[line] = self._weights.get(name, 1.0) if self._by_tokens else 1.0
-        weights = {team: self._unit_weight(team, members) for team, members in teams.items()}
-        whole = sum(weights.values())
-        return {
-            line: weights[team] / whole * weight / sum(members.values())
-            for team, members in teams.items()
-            for line, weight in members.items()
-        }
+            if line not in waiting.entries:
+                unit = _unit_of(line)
+                added[unit] = added.get(unit, 0.0) + self._line_weight(line)
+        whole = waiting.whole + sum(self._unit_weight(unit) for unit in added if not waiting.has(unit))
+        parts = {}
+        for line in lines:
+            unit = _unit_of(line)
+            members = waiting.members(unit) + added.get(unit, 0.0)
+            parts[line] = self._unit_weight(unit) / whole * self._line_weight(line) / members
+        return parts
 
-    def _unit_weight(self, team: str, members: Mapping[str, float]) -> float:
-        """Return the weight of a team, or of a tenant without one; `members` has the weights by line."""
-        if team in members:
-            return members[team]
-        tenant = _tenant_in(team)
-        assert type(tenant) is tuple
+    def lines(self, model: str) -> Collection[str]:
+        """Return the lines that wait for a model."""
+        waiting = self._weights_of.get(model)
+        return () if waiting is None else waiting.entries.keys()
+
+    def _line_weight(self, line: str) -> float:
+        tenant = _tenant_in(line)
+        name = str(tenant[1]) if type(tenant) is tuple else line
+        return self._weights.get(name, 1.0) if self._by_tokens else 1.0
+
+    def _unit_weight(self, unit: str) -> float:
+        tenant = _tenant_in(unit)
+        if type(tenant) is not tuple:
+            return self._line_weight(unit)
         return self._team_weights.get(str(tenant[0]), 1.0) if self._by_tokens else 1.0
 
     def _weighted(self, job: JobSpec, cost: float) -> tuple[float, float]:
@@ -378,8 +390,11 @@ class Queue:
         job = ticket.job
         if not retried and self._teams.get(job.tenant, "") != job.team:
             self._move(job.tenant, job.team)
-        if job.team:
+        if job.team and self._team_weights.get(job.team) != job.team_weight:
             self._team_weights[job.team] = job.team_weight
+            for weights in self._weights_of.values():
+                unit = line_of("", job.team)
+                weights.reweigh(unit, self._unit_weight(unit))
         own, of_team = self._weighted(job, ticket.share)
         ticket.handle = self._kernel.push(
             _tenant_in(job.line),
@@ -427,17 +442,21 @@ class Queue:
         """Count an entry of a job."""
         job = ticket.job
         self.waiting.setdefault(job.model, Counter())[job.line, job.priority] += 1
+        weights = self._weights_of.setdefault(job.model, LineWeights())
+        unit = _unit_of(job.line)
+        weights.add(job.line, self._line_weight(job.line), unit, self._unit_weight(unit))
         self._of_kind[ticket.kind] += 1
         self._kinds |= 1 << ticket.kind
 
     def _uncount(self, ticket: Ticket) -> None:
         job = ticket.job
+        self._weights_of[job.model].remove(job.line, self._line_weight(job.line), _unit_of(job.line))
         waiting = self.waiting[job.model]
         waiting[job.line, job.priority] -= 1
         if not waiting[job.line, job.priority]:
             del waiting[job.line, job.priority]
             if not waiting:
-                del self.waiting[job.model]
+                del self.waiting[job.model], self._weights_of[job.model]
         self._of_kind[ticket.kind] -= 1
         if not self._of_kind[ticket.kind]:
             self._kinds &= ~(1 << ticket.kind)
@@ -449,6 +468,12 @@ def _tenant_in(line: str) -> Tenant:
         return line
     team, tenant = line[1:].split("\0", 1)
     return team, tenant
+
+
+def _unit_of(line: str) -> str:
+    """Return what has a part of the whole: the line's team, or the line itself."""
+    tenant = _tenant_in(line)
+    return line_of("", str(tenant[0])) if type(tenant) is tuple else line
 
 
 def _newcomer(line: str | None, priority: int) -> Tenant:

@@ -61,7 +61,7 @@ class Suspension:
                 taken = {node for node in nodes if node.room <= 0 and model not in node.closed_models}
                 victims = [run for run in runs if run.ticket.node in taken and _may_pause(run)]
                 yield from self._for_classes(model, waiting, victims)
-                yield from shares.exchanges(waiting, victims)
+                yield from shares.exchanges(victims)
 
     def _for_classes(
         self, model: str, waiting: Counter[tuple[str, int]], victims: list[Run]
@@ -85,28 +85,33 @@ class _Shares:
         self._least = queue.min_share * seats  # of each class that waits
         self._held = Counter(run.ticket.job.line for run in runs)
         self._of_class = Counter(run.ticket.job.priority for run in runs)
-        self._parts = queue.parts(self._held.keys() | {line for line, _ in queue.waiting[model]})
+        self._parts = queue.parts(model, self._held)  # of the others only that they hold none is needed
+        waiting = queue.lines(model)
+        holding = [line for line in self._held if line in waiting]
+        self._is_anybody_below = len(waiting) > len(holding) or any(
+            self._held[line] < self.share(line) for line in holding
+        )
 
     def share(self, line: str) -> float:
+        """Return the seats that are the share of a line which holds some."""
         return self._seats * self._parts[line]
 
     def forgive(self, suspended: Collection[Run]) -> None:
         """Count no suspensions of the sequences of a tenant that is within its share."""
         for run in (*self._runs, *suspended):
             job = run.ticket.job
-            is_within = job.model == self._model and self._held[job.line] <= self.share(job.line)
-            if run.suspensions and is_within:
-                run.suspensions = 0
+            if run.suspensions and job.model == self._model:
+                held = self._held[job.line]
+                if not held or held <= self.share(job.line):
+                    run.suspensions = 0
 
-    def exchanges(
-        self, waiting: Collection[tuple[str, int]], victims: Collection[Run]
-    ) -> Iterator[SeatExchange]:
+    def exchanges(self, victims: Collection[Run]) -> Iterator[SeatExchange]:
         above = {
             line: held - self.share(line)
             for line, held in self._held.items()
             if held - 1 >= self.share(line) - 1e-9
         }
-        if not above or all(self._held[line] >= self.share(line) for line, _ in waiting):
+        if not above or not self._is_anybody_below:
             return
         of_line: defaultdict[str, list[Run]] = defaultdict(list)
         for run in victims:
@@ -123,7 +128,8 @@ class _Shares:
     def _is_below(self, victim_priority: int) -> Callable[[Ticket], bool]:
         def may_have(ticket: Ticket) -> bool:
             job = ticket.job
-            if job.model != self._model or self._held[job.line] >= self.share(job.line):
+            held = self._held[job.line]
+            if job.model != self._model or (held and held >= self.share(job.line)):
                 return False
             return job.priority <= victim_priority or self._of_class[job.priority] + 1 <= self._least
 
