@@ -162,8 +162,9 @@ class FakeCatalog(ModelCatalog):  # mypy checks the methods
         self.prices = fleet.prices
         self._loading_state_of = fleet.loading_state_of
 
-    def price_of(self, model: str) -> Price | None:
-        return self.prices.get(model)
+    def price_of(self, model: str, *, is_batch: bool = False) -> Price | None:
+        price = self.prices.get(model)
+        return price.of_batch() if price is not None and is_batch else price
 
     def sends_loading_state(self, model: str) -> bool:
         return model in self._loading_state_of

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from fairlead.base.errors import NotFound, StoreUnavailable
 from fairlead.store.database import COLUMNS
 from fairlead.store.records import (
+    HOUR_S,
+    MINUTE_S,
+    NO_MINUTE,
     AddKey,
     KeyChange,
     KeySet,
+    SetBudget,
     StoredKey,
     UsageKey,
     UsageQuery,
@@ -40,10 +44,15 @@ class FakeStore(StoreAccess):
                 key.key == query.own[0] or (query.own[1] and f"{key.user}/".startswith(f"{query.own[1]}/"))
             )
             is_kept = all(getattr(key, name) in values for name, values in query.filters.items())
-            if is_own and is_kept and query.start <= key.hour < query.end:
-                at = (key.hour - query.start) // query.width_s * query.width_s + query.start
+            by_minute = query.width_s % HOUR_S != 0
+            is_kept &= not by_minute or key.minute != NO_MINUTE
+            time_of = key.at if by_minute else key.hour
+            if is_own and is_kept and query.start <= time_of < query.end:
+                at = (time_of - query.start) // query.width_s * query.width_s + query.start
                 names = {name: getattr(key, name) for name in query.group_by if name in COLUMNS}
-                found.append((UsageKey(at, **names), counts))
+                if by_minute:
+                    names["minute"] = at % HOUR_S // MINUTE_S
+                found.append((UsageKey(at // HOUR_S * HOUR_S, **names), counts))
         return sorted(sums(found).items())
 
     async def change_key(self, change: KeyChange) -> StoredKey:
@@ -58,6 +67,13 @@ class FakeStore(StoreAccess):
         self._keys = self._keys.with_key(key, self._keys.revision + 1)
         self.on_keys(self._keys)
         return key
+
+    async def change_budget(self, change: SetBudget) -> None:
+        self._check()
+        if change.budget is None and change.subject not in self._keys.budgets:
+            raise NotFound("no budget")
+        self._keys = self._keys.with_budget(change, self._keys.revision + 1)
+        self.on_keys(self._keys)
 
     def _check(self) -> None:
         if self.is_away:

@@ -29,6 +29,16 @@ ELSEWHERE = {
         "test_batch_of_an_invalid_file_fails_with_the_reason_and_runs_nothing"
     ),
     "batches.keepDays": "server/batches/test_store.py::test_old_files_and_batches_are_removed",
+    **dict.fromkeys(
+        (
+            "budgets.batchDiscount",
+            "prices.NAME.batchDiscount",
+            "models.ENGINE.price.batchDiscount",
+            "models.COMMAND.price.batchDiscount",
+        ),
+        "server/batches/test_batch_routes.py::"
+        "test_lines_of_batches_count_for_the_budgets_of_key_and_user_with_their_discount",
+    ),
     "logJson": "settings/test_logging_settings.py::test_log_json",
     "logLevel": "settings/test_logging_settings.py::test_log_level",
     "otlpEndpoint": "settings/test_logging_settings.py::test_otlp_endpoint",

@@ -5,13 +5,15 @@ import threading
 import pytest
 from msgspec.structs import replace
 
+from fairlead.base.config import Budget
 from fairlead.base.errors import InvalidRequest, NotFound, StoreUnavailable
-from fairlead.store.database import SCHEMA, WRITER_DAYS, periods_at
+from fairlead.store.database import MINUTES_DAYS, SCHEMA, WRITER_DAYS, periods_at
 from fairlead.store.records import (
     AddKey,
     RevokeKey,
     RotateKey,
     Secret,
+    SetBudget,
     StoredKey,
     UsageBatch,
     UsageCounts,
@@ -21,7 +23,7 @@ from fairlead.store.records import (
 
 HOUR = 1_795_870_800  # 2026-11-28, 13:00 UTC
 ANA = UsageKey(HOUR, "key-1", "ana", "research", "small", "/v1/chat/completions", "success")
-COUNTS = UsageCounts(1, 10, 4, 5, 1500, 20, 700)
+COUNTS = UsageCounts(1, 10, 4, 5, 1500, 20, 700, 15)
 SUBJECTS = ["key:key-1", "user:ana", "team:research"]
 ALL = UsageQuery(start=HOUR - 86_400 * 40, end=HOUR + 86_400)
 
@@ -159,6 +161,84 @@ def test_keys_are_added_rotated_and_revoked(open_database):
             database.change_key(change)
     with pytest.raises(InvalidRequest):
         database.change_key(AddKey(stored()))
+
+
+def test_budgets_are_set_replaced_and_removed(open_database):
+    database, other = open_database(), open_database()
+    first = database.change_budget(SetBudget("team:research", Budget(tokens_per_day=5)))
+    assert other.keys(-1).budgets == {"team:research": Budget(tokens_per_day=5)}
+    assert other.keys(first) is None
+    second = other.change_budget(SetBudget("team:research", Budget(cost_per_month=0.1)))
+    other.change_budget(SetBudget("user:portal/ana", Budget(tokens_per_month=7)))
+    assert second > first
+    found = database.keys(first)
+    assert found.budgets == {
+        "team:research": Budget(cost_per_month=0.1),
+        "user:portal/ana": Budget(tokens_per_month=7),
+    }
+    other.change_budget(SetBudget("team:research", None))
+    assert list(database.keys(found.revision).budgets) == ["user:portal/ana"]
+    with pytest.raises(NotFound):
+        database.change_budget(SetBudget("team:research", None))
+
+
+def test_minutes_are_counted_beside_hours_and_kept_for_two_days(open_database):
+    now = HOUR
+    database = open_database(usage_days=7, now=lambda: now)
+    rows = [(replace(ANA, minute=minute), COUNTS) for minute in (0, 1, 59)]
+    database.write(batch(1, *rows, (ANA, COUNTS)))  # the last one by the hour only
+    minutes = UsageQuery(start=HOUR, end=HOUR + 3600, width_s=60)
+    assert [(key.at, counts) for key, counts in database.usage(minutes)] == [
+        (HOUR, COUNTS),
+        (HOUR + 60, COUNTS),
+        (HOUR + 59 * 60, COUNTS),
+    ]
+    assert total(database).requests == 4
+    now = HOUR + MINUTES_DAYS * 86_400 + 3600
+    database.write(batch(2, (replace(ANA, hour=now, minute=3), COUNTS)))
+    assert database.usage(minutes) == []
+    assert total(database).requests == 4, "hours are kept longer"
+
+
+def test_batches_are_counted_apart(open_database):
+    database = open_database()
+    line = replace(ANA, batch=True)
+    database.write(batch(1, (ANA, COUNTS), (line, COUNTS), (line, COUNTS)))
+    groups = replace(ALL, group_by=("batch",))
+    assert [(key.batch, counts.requests) for key, counts in database.usage(groups)] == [(False, 1), (True, 2)]
+    assert [key.batch for key, _ in database.usage(replace(groups, filters={"batch": (1,)}))] == [True]
+    assert database.spent(periods_at(HOUR), ["user:ana"])[0].tokens == 45
+
+
+def test_tokens_that_do_not_count_for_budgets_are_not_spent(open_database):
+    database = open_database()
+    database.write(batch(1, (ANA, replace(COUNTS, budget_tokens=7, cost_nano=0))))
+    assert [each.tokens for each in database.spent(periods_at(HOUR), ["user:ana"])] == [7, 7]
+
+
+def test_store_of_the_first_schema_keeps_its_usage(open_database):
+    database = open_database()
+    database.write(batch(1))
+    with database._transaction() as cursor:
+        for statement in (
+            "ALTER TABLE fairlead_usage DROP COLUMN budget_tokens",
+            (
+                "CREATE TABLE old AS SELECT hour, key_id, user_id, team, model, route, outcome, requests, "
+                "prompt_tokens, cached_tokens, generated_tokens, seat_ms, wait_ms, cost_nano "
+                "FROM fairlead_usage"
+            ),
+            "DROP TABLE fairlead_usage",
+            "ALTER TABLE old RENAME TO fairlead_usage",
+            "DROP TABLE fairlead_minutes",
+            "DROP TABLE fairlead_budgets",
+            "UPDATE fairlead_meta SET value = 1 WHERE name = 'schema'",
+        ):
+            cursor.execute(statement)
+    later = open_database()
+    assert total(later) == COUNTS
+    later.write(batch(2))
+    assert total(later) == COUNTS + COUNTS
+    assert total(open_database()).requests == 2
 
 
 def test_concurrent_changes_and_batches_of_several_writers_are_all_kept(open_database):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fairlead.store.journal import MAX_BATCH_ROWS, OTHER, USERS_AT_MOST, UsageJournal
-from fairlead.store.records import UsageBatch, UsageCounts, UsageKey
+from fairlead.store.records import NO_MINUTE, UsageBatch, UsageCounts, UsageKey
 
 NAMES = [UsageKey(3600, key=f"key-{number}") for number in range(4)]
 ONE = UsageCounts(1, 2, 1, 3, 4, 5, 6)
@@ -135,6 +135,15 @@ def test_full_journal_drops_further_keys_and_counts_them():
     journal = UsageJournal(max_rows=2)
     assert [journal.add(key, ONE) for key in [*NAMES[:3], NAMES[0]]] == [True, True, False, True]
     assert (journal.statistics().waiting, journal.statistics().dropped) == (3, 1)
+
+
+def test_journal_that_is_half_full_counts_further_jobs_by_the_hour_only():
+    journal = UsageJournal(max_rows=4)
+    for minute in range(6):
+        journal.add(UsageKey(3600, key="a", minute=minute), ONE)
+    journal.add(UsageKey(3600, key="a", minute=0), ONE)
+    rows = {key.minute: counts.requests for key, counts in journal._rows.items()}
+    assert rows == {0: 2, 1: 1, NO_MINUTE: 4}
 
 
 def test_batch_is_bounded_and_the_rest_follows():

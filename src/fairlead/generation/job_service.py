@@ -18,6 +18,7 @@ import trio
 from fairlead.base.config import TeamConfig
 from fairlead.base.errors import (
     Cancelled,
+    Displaced,
     Draining,
     FairleadError,
     NoNode,
@@ -237,8 +238,14 @@ class JobService:
             caller.api_key,
             prompt_tokens=tokens,
             is_estimate=not job.prompts,
-            shares=shares_of(caller.api_key, job.tenant, catalog.config.budgets),
-            price=catalog.price_of(job.model),
+            shares=shares_of(
+                caller.api_key,
+                job.tenant,
+                catalog.config.budgets,
+                self.services.stored_budgets,
+                is_batch=job.when_idle,
+            ),
+            price=catalog.price_of(job.model, is_batch=job.when_idle),
         )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
@@ -263,8 +270,11 @@ class JobService:
             if _is_refusal(pending.error):
                 charge.refund()
         finally:
-            if pending.answer is not None:
-                deltas = pending.answer.deltas
+            answer = pending.answer
+            if answer is not None and isinstance(answer.deltas.error, Displaced):
+                charge.refund()  # a line of a batch, which is answered and charged later
+            elif answer is not None:
+                deltas = answer.deltas
                 cached = deltas.prompt_cached_tokens(job.n)
                 charge.charge_answer(deltas.tokens, trio.current_time(), cached_tokens=cached)
             charge.end()

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairlead.base.config import ApiKey, Config, SelectorConfig
+from fairlead.base.config import ApiKey, Budget, Config, SelectorConfig
 from fairlead.base.errors import ModelNotFound, quoted
 from fairlead.generation.gateway import Gateway
 from fairlead.generation.metrics.job_metrics import FrontCounts
@@ -69,6 +69,12 @@ class Services:
     budgets: Budgets | None = None
     store: StoreAccess | None = None
     journal: Callable[[], JournalStatistics] = JournalStatistics
+
+    @property
+    def stored_budgets(self) -> Mapping[str, Budget]:
+        """The budgets of users and teams that the store has, as far as it has been read."""
+        keys = None if self.store is None else self.store.keys
+        return {} if keys is None else keys.budgets
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`.

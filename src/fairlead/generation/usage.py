@@ -2,10 +2,14 @@
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from fairlead.base.config import Price
+from fairlead.base.config import BudgetsConfig, Price
+from fairlead.base.errors import Displaced
 from fairlead.generation.timeline import RequestTimeline
-from fairlead.store.records import HOUR_S, UsageCounts, UsageKey
+from fairlead.router.quotas.access import user_tenant
+from fairlead.router.quotas.budgets import counted_tokens, token_share
+from fairlead.store.records import HOUR_S, MINUTE_S, UsageCounts, UsageKey
 from fairlead.store.store import UsageWriter
 
 MAX_COUNT = 2**40
@@ -13,11 +17,20 @@ MAX_COUNT = 2**40
 _UPSTREAM = "/upstream/"
 
 
+class Prices(Protocol):
+    """Returns the price of a model, by its canonical name, or its price for batches; None: it has none."""
+
+    def __call__(self, model: str, *, is_batch: bool) -> Price | None:
+        """See above."""
+        ...
+
+
 class UsageRecorder:
     """Adds finished jobs to the usage of this process.
 
     writer: collects the counts.
-    price_of: returns the price of a model, by its canonical name.
+    price_of: returns prices.
+    budgets: returns the settings of budgets.
     team_of: returns the team of a key, by its id; "": none.
     now: returns the seconds since 1970.
     """
@@ -26,12 +39,14 @@ class UsageRecorder:
         self,
         writer: UsageWriter,
         *,
-        price_of: Callable[[str], Price | None],
+        price_of: Prices,
+        budgets: Callable[[], BudgetsConfig],
         team_of: Callable[[str], str],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._writer = writer
         self._price_of = price_of
+        self._budgets = budgets
         self._team_of = team_of
         self._now = now
 
@@ -42,16 +57,23 @@ class UsageRecorder:
         prompt = _bounded(timeline.computed_prompt_tokens)
         cached = min(prompt, _bounded(timeline.cached_tokens))
         generated = _bounded(timeline.tokens)
-        price = self._price_of(job.model)
+        is_batch = job.when_idle
+        # A line that was stopped for another job has used the seat, and is paid for when it is answered.
+        is_paid = not (is_batch and timeline.outcome == Displaced.code)
+        price = self._price_of(job.model, is_batch=is_batch) if is_paid else None
+        share = token_share(self._budgets(), is_batch=is_batch) if is_paid else 0.0
+        now = int(self._now())
         self._writer.add(
             UsageKey(
-                hour=int(self._now()) // HOUR_S * HOUR_S,
+                hour=now // HOUR_S * HOUR_S,
                 key=key,
-                user=user_of(job.tenant, key),
+                user=user_of(user_tenant(job.tenant, is_batch=is_batch), key),
                 team=_text(self._team_of(key)) if key else "",
                 model=_text(job.model),
                 route=_text(route_of(job.path)),
                 outcome=timeline.outcome,
+                batch=is_batch,
+                minute=now % HOUR_S // MINUTE_S,
             ),
             UsageCounts(
                 requests=1,
@@ -61,6 +83,7 @@ class UsageRecorder:
                 seat_ms=_seat_ms(timeline),
                 wait_ms=_milliseconds(timeline.waited_s),
                 cost_nano=0 if price is None else price.nano(prompt, cached, generated),
+                budget_tokens=counted_tokens(prompt + generated, share),
             ),
         )
 

@@ -219,10 +219,13 @@ class Composition:
         if keeper is not None:
             keeper.on_keys.append(app.change_stored_keys)
             keeper.on_spent = self._budgets.restore
-            keeper.subjects = lambda: subjects_of(app.api_keys, self.fleet.catalog.config.budgets)
+            keeper.subjects = lambda: subjects_of(
+                app.api_keys, self.fleet.catalog.config.budgets, keeper.keys.budgets if keeper.keys else ()
+            )
             self._recorder = UsageRecorder(
                 self._usage,
                 price_of=self.fleet.catalog.price_of,
+                budgets=lambda: self.fleet.catalog.config.budgets,
                 team_of=app.team_of,
             )
 

@@ -5,7 +5,7 @@ was lost can be sent again: its number is known then, and nothing is added. A ch
 when `change_key` returns. After any failure the connection is closed, and the next call opens another one.
 
 All methods raise `StoreUnavailable`. `write` raises `InvalidRequest` for a batch that no table can hold, and
-`change_key` also `NotFound`.
+so do `change_key` and `change_budget`, also `NotFound`.
 """
 
 import time
@@ -17,12 +17,16 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import astuple
 
+from fairlead.base.config import Budget
 from fairlead.base.errors import FairleadError, InvalidRequest, NotFound, StoreUnavailable, quoted
 from fairlead.store.records import (
     HOUR_S,
+    MINUTE_S,
+    NO_MINUTE,
     AddKey,
     KeyChange,
     KeySet,
+    SetBudget,
     Spent,
     StoredKey,
     UsageBatch,
@@ -33,8 +37,9 @@ from fairlead.store.records import (
     changed,
 )
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_KEYS = 10_000
+MAX_BUDGETS = 10_000
 MAX_RESULTS = 100_000
 """The most rows that a query may return."""
 MAX_COUNT = 2**53
@@ -42,13 +47,15 @@ MAX_COUNT = 2**53
 VALUES_AT_MOST = 1000
 """The most values in a statement."""
 DAY_S = 86_400
+MINUTES_DAYS = 2
+"""How many days usage is kept by the minute."""
 SPENT_DAYS = 62
 """How long sums for budgets are kept: longer than a month."""
 WRITER_DAYS = 30
 """How long the last number of a writer is kept. A batch is sent again within this time, or never."""
 
-_NAMES = ("key_id", "user_id", "team", "model", "route", "outcome")
-COLUMNS = dict(zip(("key", "user", "team", "model", "route", "outcome"), _NAMES, strict=True))
+_NAMES = ("key_id", "user_id", "team", "model", "route", "outcome", "batch")
+COLUMNS = dict(zip(("key", "user", "team", "model", "route", "outcome", "batch"), _NAMES, strict=True))
 _COUNTS = (
     "requests",
     "prompt_tokens",
@@ -57,25 +64,52 @@ _COUNTS = (
     "seat_ms",
     "wait_ms",
     "cost_nano",
+    "budget_tokens",
 )
+_HOURS, _MINUTES = ("fairlead_usage", "hour"), ("fairlead_minutes", "minute")
+"""The tables of usage, and the columns of their times."""
+
+
+def _usage_table(table: str, time_column: str) -> str:
+    return f"""CREATE TABLE IF NOT EXISTS {table} ({time_column} BIGINT NOT NULL,
+        {", ".join(f"{name} {'BIGINT' if name == 'batch' else 'TEXT'} NOT NULL" for name in _NAMES)},
+        {", ".join(f"{name} BIGINT NOT NULL" for name in _COUNTS)},
+        PRIMARY KEY ({time_column}, {", ".join(_NAMES)}))"""
+
+
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS fairlead_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
-    f"""CREATE TABLE IF NOT EXISTS fairlead_usage (hour BIGINT NOT NULL,
-        {", ".join(f"{name} TEXT NOT NULL" for name in _NAMES)},
-        {", ".join(f"{name} BIGINT NOT NULL" for name in _COUNTS)},
-        PRIMARY KEY (hour, {", ".join(_NAMES)}))""",
+    _usage_table(*_HOURS),
+    _usage_table(*_MINUTES),
     """CREATE TABLE IF NOT EXISTS fairlead_spent (period TEXT NOT NULL, subject TEXT NOT NULL,
         tokens BIGINT NOT NULL, cost_nano BIGINT NOT NULL, PRIMARY KEY (period, subject))""",
     """CREATE TABLE IF NOT EXISTS fairlead_writers
         (writer TEXT PRIMARY KEY, number BIGINT NOT NULL, seen BIGINT NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS fairlead_keys (id TEXT PRIMARY KEY, document TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS fairlead_budgets (subject TEXT PRIMARY KEY, document TEXT NOT NULL)",
     f"INSERT INTO fairlead_meta VALUES ('schema', {SCHEMA}), ('keys', 0) ON CONFLICT DO NOTHING",
 )
-_ADD_USAGE = (
-    f"INSERT INTO fairlead_usage VALUES ({', '.join('?' * (1 + len(_NAMES) + len(_COUNTS)))}) "
-    f"ON CONFLICT (hour, {', '.join(_NAMES)}) DO UPDATE SET "
-    + ", ".join(f"{name} = fairlead_usage.{name} + excluded.{name}" for name in _COUNTS)
-)
+# By the schema of a store: what makes it one of the next schema.
+_UPGRADES = {
+    1: (  # its usage had no batches, and all tokens counted for budgets
+        "ALTER TABLE fairlead_usage RENAME TO fairlead_usage_1",
+        _usage_table(*_HOURS),
+        f"""INSERT INTO fairlead_usage SELECT hour, {", ".join(_NAMES[:-1])}, 0, {", ".join(_COUNTS[:-1])},
+            prompt_tokens + generated_tokens FROM fairlead_usage_1""",
+        "DROP TABLE fairlead_usage_1",
+        "UPDATE fairlead_meta SET value = 2 WHERE name = 'schema'",
+    )
+}
+
+
+def _add_usage(table: str, time_column: str) -> str:
+    return (
+        f"INSERT INTO {table} VALUES ({', '.join('?' * (1 + len(_NAMES) + len(_COUNTS)))}) "
+        f"ON CONFLICT ({time_column}, {', '.join(_NAMES)}) DO UPDATE SET "
+        + ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in _COUNTS)
+    )
+
+
 _ADD_SPENT = (
     "INSERT INTO fairlead_spent VALUES (?, ?, ?, ?) ON CONFLICT (period, subject) DO UPDATE SET "
     "tokens = fairlead_spent.tokens + excluded.tokens, "
@@ -136,11 +170,10 @@ class Database:
             if cursor.rowcount != 1:
                 return
             # In one order, so that two writers cannot wait for each other.
-            rows = [
-                (*astuple(key), *astuple(counts))
-                for key, counts in sorted(batch.rows, key=lambda row: row[0])
-            ]
-            self._run_all(cursor, _ADD_USAGE, rows)
+            rows = sorted(batch.rows, key=lambda row: row[0])
+            minutes = [row for row in rows if row[0].minute != NO_MINUTE]
+            self._run_all(cursor, _add_usage(*_HOURS), [_usage_row(key.hour, key, of) for key, of in rows])
+            self._run_all(cursor, _add_usage(*_MINUTES), [_usage_row(key.at, key, of) for key, of in minutes])
             self._run_all(cursor, _ADD_SPENT, sorted(_spent_of(batch.rows)))
             if now // HOUR_S != self._pruned_hour:
                 self._prune(cursor, now)
@@ -157,7 +190,7 @@ class Database:
         names = query.group_by
         return [
             (
-                UsageKey(int(row[0]), **dict(zip(names, row[1:], strict=False))),
+                _usage_key(int(row[0]), dict(zip(names, row[1:], strict=False))),
                 UsageCounts(*map(int, row[1 + len(names) :])),
             )
             for row in found
@@ -178,20 +211,21 @@ class Database:
         return found
 
     def keys(self, known: int = -1) -> KeySet | None:
-        """Return all keys; None if their revision is still `known`."""
+        """Return all keys and budgets; None if their revision is still `known`."""
         with self._transaction(writes=False) as cursor:
             revision = self._revision(cursor)
             if revision == known:
                 return None
             self._run(cursor, "SELECT document FROM fairlead_keys ORDER BY id", ())
             keys = tuple(_decoder.decode(document) for (document,) in cursor.fetchall())
-        return KeySet(revision, keys)
+            self._run(cursor, "SELECT subject, document FROM fairlead_budgets ORDER BY subject", ())
+            budgets = {subject: _budget_decoder.decode(document) for subject, document in cursor.fetchall()}
+        return KeySet(revision, keys, budgets)
 
     def change_key(self, change: KeyChange) -> tuple[StoredKey, int]:
         """Apply a change; return the key, and the revision of all keys that has it."""
         with self._transaction() as cursor:
-            # First: this row's lock makes changes follow each other, in all processes.
-            self._run(cursor, "UPDATE fairlead_meta SET value = value + 1 WHERE name = 'keys'", ())
+            self._begin_change(cursor)
             if isinstance(change, AddKey):
                 key = change.key
                 self._run(cursor, "SELECT COUNT(*) FROM fairlead_keys", ())
@@ -209,6 +243,21 @@ class Database:
                 key = changed(before, change)
                 self._run(cursor, "UPDATE fairlead_keys SET document = ? WHERE id = ?", _row(key)[::-1])
             return key, self._revision(cursor)
+
+    def change_budget(self, change: SetBudget) -> int:
+        """Apply a change of a budget; return the revision that has it."""
+        with self._transaction() as cursor:
+            self._begin_change(cursor)
+            self._run(cursor, "DELETE FROM fairlead_budgets WHERE subject = ?", (change.subject,))
+            if change.budget is None and cursor.rowcount != 1:
+                raise NotFound(f"there is no budget of {quoted(change.subject)} in the store")
+            if change.budget is not None:
+                self._run(cursor, "SELECT COUNT(*) FROM fairlead_budgets", ())
+                if cursor.fetchone()[0] >= MAX_BUDGETS:
+                    raise InvalidRequest(f"the store has {MAX_BUDGETS} budgets, which is the most")
+                document = msgspec.json.encode(change.budget).decode()
+                self._run(cursor, "INSERT INTO fairlead_budgets VALUES (?, ?)", (change.subject, document))
+            return self._revision(cursor)
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -257,6 +306,9 @@ class Database:
                     cursor.execute(table)
                 cursor.execute("SELECT value FROM fairlead_meta WHERE name = 'schema'")
                 (schema,) = cursor.fetchone()
+                for earlier in range(int(schema), SCHEMA):
+                    for statement in _UPGRADES[earlier]:
+                        cursor.execute(statement)
                 cursor.execute("COMMIT")
             if schema > SCHEMA:
                 raise StoreUnavailable(reason="it was made by a later version of Fairlead")
@@ -271,6 +323,10 @@ class Database:
     def _run_all(self, cursor: Any, text: str, rows: Sequence[Sequence[Any]]) -> None:
         cursor.executemany(self._engine.statement(text), rows)
 
+    def _begin_change(self, cursor: Any) -> None:
+        """Count a change of keys or budgets. This row's lock makes changes follow each other, everywhere."""
+        self._run(cursor, "UPDATE fairlead_meta SET value = value + 1 WHERE name = 'keys'", ())
+
     def _revision(self, cursor: Any) -> int:
         cursor.execute("SELECT value FROM fairlead_meta WHERE name = 'keys'")
         return int(cursor.fetchone()[0])
@@ -278,6 +334,7 @@ class Database:
     def _prune(self, cursor: Any, now: int) -> None:
         """Remove what is older than it is kept."""
         self._run(cursor, "DELETE FROM fairlead_usage WHERE hour < ?", (now - self._usage_days * DAY_S,))
+        self._run(cursor, "DELETE FROM fairlead_minutes WHERE minute < ?", (now - MINUTES_DAYS * DAY_S,))
         first = periods_at(now - SPENT_DAYS * DAY_S)[0]
         self._run(cursor, "DELETE FROM fairlead_spent WHERE period < ?", (first[:7],))
         self._run(cursor, "DELETE FROM fairlead_writers WHERE seen < ?", (now - WRITER_DAYS * DAY_S,))
@@ -293,21 +350,23 @@ def _spent_of(rows: Sequence[UsageRow]) -> list[tuple[str, str, int, int]]:
     """Return what usage adds to the sums for budgets: period, subject, tokens, cost."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for key, counts in rows:
-        if not (key.key and (counts.tokens or counts.cost_nano)):
+        if not (key.key and (counts.budget_tokens or counts.cost_nano)):
             continue
         subjects = [f"key:{key.key}"]
         subjects += [f"user:{key.user}"] * bool(key.user) + [f"team:{key.team}"] * bool(key.team)
         for at in ((period, subject) for period in periods_at(key.hour) for subject in subjects):
             tokens, cost = found.get(at, (0, 0))
-            found[at] = (tokens + counts.tokens, cost + counts.cost_nano)
+            found[at] = (tokens + counts.budget_tokens, cost + counts.cost_nano)
     return [(*at, *amounts) for at, amounts in found.items()]
 
 
 def _select(query: UsageQuery) -> tuple[str, list[Any]]:
     """Return the statement of a query, and its values. Names of columns are ours, not the client's."""
     columns = [COLUMNS[name] for name in query.group_by]
-    bucket = f"(hour - {int(query.start)}) / {int(query.width_s)} * {int(query.width_s)} + {int(query.start)}"
-    conditions = ["hour >= ?", "hour < ?"]
+    table, at = _MINUTES if query.width_s % HOUR_S else _HOURS
+    assert query.width_s % MINUTE_S == 0
+    bucket = f"({at} - {int(query.start)}) / {int(query.width_s)} * {int(query.width_s)} + {int(query.start)}"
+    conditions = [f"{at} >= ?", f"{at} < ?"]
     values: list[Any] = [query.start, query.end]
     for name, allowed in query.filters.items():
         conditions.append(f"{COLUMNS[name]} IN ({_marks(allowed)})" if allowed else "1 = 0")
@@ -323,13 +382,27 @@ def _select(query: UsageQuery) -> tuple[str, list[Any]]:
     totals = ", ".join(f"SUM({name})" for name in _COUNTS)
     groups = ", ".join(str(number) for number in range(1, 2 + len(columns)))
     text = (
-        f"SELECT {', '.join([bucket, *columns])}, {totals} FROM fairlead_usage "  # our own names
+        f"SELECT {', '.join([bucket, *columns])}, {totals} FROM {table} "  # our own names
         f"WHERE {' AND '.join(conditions)} GROUP BY {groups} ORDER BY {groups}"
     )
     return text, values
 
 
-def _marks(values: Sequence[str]) -> str:
+def _usage_row(at: int, key: UsageKey, counts: UsageCounts) -> tuple[str | int, ...]:
+    names = (key.key, key.user, key.team, key.model, key.route, key.outcome, int(key.batch))
+    return (at, *names, *astuple(counts))
+
+
+def _usage_key(at: int, names: dict[str, Any]) -> UsageKey:
+    """Return the key of a row of sums, whose bucket begins at `at`."""
+    if "batch" in names:
+        names["batch"] = bool(names["batch"])
+    return UsageKey(
+        at // HOUR_S * HOUR_S, minute=at % HOUR_S // MINUTE_S if at % HOUR_S else NO_MINUTE, **names
+    )
+
+
+def _marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
@@ -338,3 +411,4 @@ def _row(key: StoredKey) -> tuple[str, str]:
 
 
 _decoder = msgspec.json.Decoder(StoredKey)
+_budget_decoder = msgspec.json.Decoder(Budget)

@@ -1,8 +1,9 @@
 """Counts that are not in the store yet. Pure: counts go in, batches come out.
 
-Equal keys are added up, so the journal grows with the number of different keys in the hours for which the
-store was away, not with the number of jobs. At most one batch is under way. It stays the same until it is
-written: it may be in the store although the answer was lost, and is then known there by its number.
+Equal keys are added up, so the journal grows with the number of different keys in the minutes for which the
+store was away, not with the number of jobs. When it is half full, further jobs count by the hour only: a long
+absence of the store costs minutes first, and counts last. At most one batch is under way. It stays the same
+until it is written: it may be in the store although the answer was lost, and its number is known there then.
 
     add a 1, add b 1, add a 1 → seal: batch 1 {a: 2, b: 1} → add a 1 → seal: batch 1 again, not written yet
     → written → seal: batch 2 {a: 1}
@@ -12,7 +13,7 @@ import secrets
 
 import msgspec
 
-from fairlead.store.records import UsageBatch, UsageCounts, UsageKey
+from fairlead.store.records import NO_MINUTE, UsageBatch, UsageCounts, UsageKey
 
 MAX_ROWS = 20_000
 """The most different keys that wait. Further ones are dropped, and counted."""
@@ -56,6 +57,8 @@ class UsageJournal:
         """Add counts; return False if there is no room for them."""
         self._added += counts.requests
         key = self._with_bounded_user(key)
+        if key not in self._rows and len(self._rows) >= self._max_rows // 2:
+            key = msgspec.structs.replace(key, minute=NO_MINUTE)
         if key in self._rows:
             self._rows[key] += counts
             return True

@@ -1,6 +1,6 @@
 """What the store keeps: values without behaviour. Amounts of money are whole billionths of the currency.
 
-Usage is counted by hour. A job belongs to the hour in which it ended.
+Usage is counted by hour, and for some days also by minute. A job belongs to the time at which it ended.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,10 @@ from msgspec.structs import astuple
 
 from fairlead.base.config import ApiKey, Budget, KeyLimits, Role
 
-HOUR_S = 3600
+HOUR_S, MINUTE_S = 3600, 60
 NANO = 1_000_000_000
 """Billionths in one unit of the currency."""
+NO_MINUTE = -1
 
 
 class UsageKey(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -26,6 +27,8 @@ class UsageKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     model: the model's name.
     route: the path of the route; of one with parameters, the part before them.
     outcome: success, client_left, or an error's code.
+    batch: it was a line of a batch.
+    minute: that of the hour, from 0; `NO_MINUTE`: it is counted by the hour only.
     """
 
     hour: int
@@ -35,6 +38,13 @@ class UsageKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     model: str = ""
     route: str = ""
     outcome: str = ""
+    batch: bool = False
+    minute: int = NO_MINUTE
+
+    @property
+    def at(self) -> int:
+        """The first second of its minute, or of its hour."""
+        return self.hour + MINUTE_S * max(0, self.minute)
 
 
 class UsageCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -47,6 +57,7 @@ class UsageCounts(msgspec.Struct, frozen=True, array_like=True):
     seat_ms: milliseconds for which seats were held, all seats together.
     wait_ms: milliseconds for which jobs waited for their first seats.
     cost_nano: the price, in billionths of the currency.
+    budget_tokens: how many tokens count for budgets of tokens.
     """
 
     requests: int = 0
@@ -56,15 +67,11 @@ class UsageCounts(msgspec.Struct, frozen=True, array_like=True):
     seat_ms: int = 0
     wait_ms: int = 0
     cost_nano: int = 0
+    budget_tokens: int = 0
 
     def __add__(self, other: "UsageCounts") -> "UsageCounts":
         """Return the sums."""
         return UsageCounts(*map(add, astuple(self), astuple(other)))
-
-    @property
-    def tokens(self) -> int:
-        """What counts for budgets: tokens of prompts and answers."""
-        return self.prompt_tokens + self.generated_tokens
 
 
 UsageRow = tuple[UsageKey, UsageCounts]
@@ -88,7 +95,7 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
 
     period: a day, 2026-11-28, or a month, 2026-11, in UTC.
     subject: `key:ID`, `user:NAME` or `team:NAME`.
-    tokens: of prompts and answers.
+    tokens: those that count for budgets.
     cost_nano: in billionths of the currency.
     """
 
@@ -103,7 +110,7 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     start: the first second of the first bucket.
     end: the second after the last bucket.
-    width_s: the seconds of a bucket: a multiple of an hour.
+    width_s: the seconds of a bucket: a multiple of an hour, or of a minute where minutes are kept.
     group_by: the fields of `UsageKey` that are kept apart; all others are summed up.
     filters: by field, the values that count; a field without an entry: all.
     own: only rows of this key or this user, whichever matches: (key, user); None: all rows.
@@ -113,7 +120,7 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     width_s: int = HOUR_S
     group_by: tuple[str, ...] = ()
-    filters: dict[str, tuple[str, ...]] = {}
+    filters: dict[str, tuple[str | int, ...]] = {}
     own: tuple[str, str] | None = None
 
 
@@ -205,16 +212,35 @@ class RevokeKey(msgspec.Struct, frozen=True, tag="revoke"):
 KeyChange = AddKey | RotateKey | RevokeKey
 
 
+class SetBudget(msgspec.Struct, frozen=True):
+    """Set the budget of a user or a team.
+
+    subject: `user:NAME` or `team:NAME`.
+    budget: replaces the one before; None: the store has none any more.
+    """
+
+    subject: str
+    budget: Budget | None
+
+
 class KeySet(msgspec.Struct, frozen=True):
-    """All stored keys. `revision` grows with each change."""
+    """All stored keys, and the stored budgets of users and teams. `revision` grows with each change."""
 
     revision: int = 0
     keys: tuple[StoredKey, ...] = ()
+    budgets: dict[str, Budget] = {}
 
     def with_key(self, key: StoredKey, revision: int) -> "KeySet":
-        """Return the keys after a change of one."""
+        """Return the set after a change of a key."""
         others = (each for each in self.keys if each.id != key.id)
-        return KeySet(revision, (*others, key))
+        return msgspec.structs.replace(self, revision=revision, keys=(*others, key))
+
+    def with_budget(self, change: SetBudget, revision: int) -> "KeySet":
+        """Return the set after a change of a budget."""
+        budgets = {name: budget for name, budget in self.budgets.items() if name != change.subject}
+        if change.budget is not None:
+            budgets[change.subject] = change.budget
+        return msgspec.structs.replace(self, revision=revision, budgets=budgets)
 
 
 def changed(key: StoredKey, change: RotateKey | RevokeKey) -> StoredKey:

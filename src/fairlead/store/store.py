@@ -19,6 +19,7 @@ from fairlead.store.journal import UsageJournal
 from fairlead.store.records import (
     KeyChange,
     KeySet,
+    SetBudget,
     Spent,
     StoredKey,
     UsageBatch,
@@ -50,7 +51,7 @@ class StoreAccess(Protocol):
 
     @property
     def keys(self) -> KeySet | None:
-        """All stored keys; None until they have been read once."""
+        """All stored keys and budgets; None until they have been read once."""
 
     async def usage(self, query: UsageQuery) -> list[UsageRow]:
         """Return the sums of a query. Raises `StoreUnavailable` and `InvalidRequest`."""
@@ -60,6 +61,13 @@ class StoreAccess(Protocol):
         """Return the changed key when the change is in the store, and in force in all processes.
 
         Raises as `Database.change_key`.
+        """
+        ...
+
+    async def change_budget(self, change: SetBudget) -> None:
+        """Return when the change is in the store, and in force in all processes.
+
+        Raises as `Database.change_budget`.
         """
         ...
 
@@ -86,8 +94,12 @@ class Store:
         key, _revision = await self._call(self._writers, self._writing.change_key, change)
         return key
 
+    async def change_budget(self, change: SetBudget) -> None:
+        """Apply a change. Raises as `Database.change_budget`."""
+        await self._call(self._writers, self._writing.change_budget, change)
+
     async def keys(self, known: int) -> KeySet | None:
-        """Return all keys; None if their revision is still `known`. Raises `StoreUnavailable`."""
+        """Return all keys and budgets; None if their revision is still `known`. Raises `StoreUnavailable`."""
         return await self._call(self._writers, self._writing.keys, known)
 
     async def spent(self, periods: Sequence[str], subjects: Sequence[str]) -> list[Spent]:
@@ -121,8 +133,8 @@ class StoreKeeper:
     store: the store.
     now: returns the seconds since 1970.
 
-    The functions of `on_keys` are called with all keys when some have changed. `on_spent` is called with what
-    `subjects` have spent in this day and month, at the start and regularly.
+    The functions of `on_keys` are called with all keys and budgets when some have changed. `on_spent` is
+    called with what `subjects` have spent in this day and month, at the start and regularly.
     """
 
     def __init__(self, store: Store, *, now: Callable[[], float] = time.time) -> None:
@@ -136,7 +148,7 @@ class StoreKeeper:
 
     @property
     def keys(self) -> KeySet | None:
-        """All stored keys; None until they have been read once."""
+        """All stored keys and budgets; None until they have been read once."""
         return self._keys
 
     async def run(self) -> None:
@@ -177,6 +189,17 @@ class StoreKeeper:
             known = self._keys or KeySet(-1)
             self._apply(known.with_key(key, known.revision))
         return key
+
+    async def change_budget(self, change: SetBudget) -> None:
+        """Apply a change in the store, and then here. Raises as `Database.change_budget`."""
+        await self._store.change_budget(change)
+        try:
+            # First what was spent before there was a budget, so that the budget holds from its first job on.
+            self.on_spent(await self._store.spent(periods_at(self._now()), [change.subject]))
+            await self._refresh_keys()
+        except StoreUnavailable:  # it is in the store all the same
+            known = self._keys or KeySet(-1)
+            self._apply(known.with_budget(change, known.revision))
 
     async def _refresh(self) -> None:
         await self._refresh_keys()

@@ -1,5 +1,6 @@
 """Who may control the fleet through fronts, and whom the dispatcher's log names."""
 
+import json
 import time
 
 import httpx
@@ -7,16 +8,17 @@ import pytest
 import trio
 
 from distributed.supervisor.composed import MODEL, SLOW, composed
-from fairlead.base.config import ROLES, ApiKey, NodeConfig
+from fairlead.base.config import ROLES, ApiKey, BatchesConfig, NodeConfig
 from fairlead.router.quotas.access import key_id
 from fairlead.server.routes.route_table import ROUTES
 from server.routes.conftest import log
-from server.routes.role_matrix import KEYS, OTHER, ROLE_OF, call_of, check, header_of, role_of
+from server.routes.role_matrix import KEYS, OTHER, ROLE_OF, call_of, check, header_of, owned, role_of
 
 __all__ = ["log"]
 
 CHAT = "/v1/chat/completions"
 PATH = "/v1/organization/api_keys"
+BUDGETS = "/v1/organization/budgets"
 ORGANIZATION = [route for route in ROUTES if route.tag == "organization"]
 CONTROLLED = [
     route for route in ROUTES if (route.method, route.path) in ROLE_OF and route not in ORGANIZATION
@@ -68,6 +70,100 @@ async def test_change_of_a_key_is_in_force_in_every_front_when_it_is_answered(tm
             assert (await one.get("/v1/models", headers=headers)).status_code == 401
         for client in clients:
             await client.aclose()
+
+
+async def test_change_of_a_budget_is_in_force_in_every_front_when_it_is_answered(tmp_path):
+    key = ApiKey("sk-ana", user="ana", team="research")
+    running = composed(tmp_path, *KEYS.values(), key, fronts=2, store=str(tmp_path / "fairlead.db"))
+    async with running as server:
+        clients = [server.client(front) for front in (0, 1)]
+        for client in clients:
+            await wait_for_keys(client)
+
+        async def status(client) -> int:
+            return (await client.post(CHAT, json=chat(), headers=bearer(key.key))).status_code
+
+        assert [await status(client) for client in clients] == [200, 200]
+        await trio.sleep(2)  # until what they have used is in the store
+        for number in range(4):
+            one, other = clients[number % 2], clients[1 - number % 2]
+            owner = {"user": "ana"} if number < 2 else {"team": "research"}
+            made = await one.post(BUDGETS, json=owner | {"tokens_per_day": 3}, headers=header_of("admin"))
+            assert made.status_code == 200, made.text
+            assert [await status(client) for client in (other, one)] == [429, 429]
+            path = f"{BUDGETS}/{made.json()['id']}"
+            assert (await other.delete(path, headers=header_of("admin"))).status_code == 200
+            assert [await status(client) for client in (one, other)] == [200, 200]
+        for client in clients:
+            await client.aclose()
+
+
+async def test_what_was_spent_before_a_budget_was_set_counts(tmp_path):
+    key = ApiKey("sk-ana", user="ana")
+    running = composed(tmp_path, *KEYS.values(), key, fronts=2, store=str(tmp_path / "fairlead.db"))
+    async with running as server, server.client(0) as client, server.client(1) as other:
+        await wait_for_keys(client)
+        for _ in range(3):
+            assert (await client.post(CHAT, json=chat(), headers=bearer(key.key))).status_code == 200
+        path = f"/v1/organization/usage/completions?start_time={int(time.time()) - 86_400}"
+        used = 0
+        with trio.fail_after(20):
+            while used < 3:
+                page = (await client.get(path, headers=bearer(key.key))).json()
+                results = [each for bucket in page["data"] for each in bucket["results"]]
+                used = sum(each["num_model_requests"] for each in results)
+                await trio.sleep(0.05)
+        spent = sum(each["input_tokens"] + each["output_tokens"] for each in results)
+        body = {"user": "ana", "tokens_per_day": spent}
+        assert (await client.post(BUDGETS, json=body, headers=header_of("admin"))).status_code == 200
+        assert (await other.post(CHAT, json=chat(), headers=bearer(key.key))).status_code == 429
+        body["tokens_per_day"] = spent + 1000
+        assert (await other.post(BUDGETS, json=body, headers=header_of("admin"))).status_code == 200
+        assert (await client.post(CHAT, json=chat(), headers=bearer(key.key))).status_code == 200
+
+
+@pytest.mark.parametrize("caller", ROLES)
+async def test_files_and_batches_belong_to_their_key_at_every_front(tmp_path, caller):
+    batches = BatchesConfig(folder=str(tmp_path / "batches"))
+    running = composed(tmp_path, *KEYS.values(), OTHER, fronts=2, batches=batches, store="none")
+    async with running as server, server.client(0) as one, server.client(1) as another:
+
+        async def created(headers) -> dict[str, str]:
+            line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": chat()}
+            file = await one.post(
+                "/v1/files",
+                files={"file": ("in.jsonl", json.dumps(line).encode())},
+                data={"purpose": "batch"},
+                headers=headers,
+            )
+            assert file.status_code == 200, file.text
+            body = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+            batch = (await another.post("/v1/batches", json=body, headers=headers)).json()
+            with trio.fail_after(20):
+                while batch["status"] != "completed":
+                    await trio.sleep(0.05)
+                    batch = (await one.get(f"/v1/batches/{batch['id']}", headers=headers)).json()
+            return {"file_id": batch["input_file_id"], "batch_id": batch["id"]}
+
+        async def both() -> list[dict[str, str]]:
+            return [await created(header_of(caller)), await created(bearer(OTHER.key))]
+
+        pair = await both()
+        routes = owned("batch_id") + owned("file_id")
+        for route in sorted(routes, key=lambda route: route.method == "DELETE"):
+            for client in (one, another):
+                if route.method == "DELETE":
+                    pair = await both()
+                statuses = []
+                for ids in pair:
+                    method, path, body = call_of(route, **ids)
+                    reply = await client.request(method, path, content=body, headers=header_of(caller))
+                    statuses.append(reply.status_code)
+                assert statuses == [400 if route.path.endswith("/cancel") else 200, 404], path  # it has ended
+        others = pair[1]
+        for path in ("/v1/files", "/v1/batches"):
+            listed = (await another.get(path, headers=header_of(caller))).json()["data"]
+            assert not {each["id"] for each in listed} & set(others.values())
 
 
 async def test_no_user_reads_the_usage_of_another_through_any_front(tmp_path):

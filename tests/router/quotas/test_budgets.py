@@ -76,6 +76,50 @@ def test_shares_are_those_of_key_user_and_team_and_none_without_a_key():
     }
 
 
+def test_price_of_a_batch_is_less_by_its_discount():
+    price = Price(input=0.4, output=1, cached=0.1, batch_discount=0.5)
+    assert price.of_batch().nano(MILLION, 500_000, MILLION) == 625_000_000
+    assert Price(input=1, batch_discount=1).of_batch().nano(MILLION, 0, MILLION) == 0
+    config = Config(models=(), prices={"a": price})
+    assert (config.price_of("a"), config.price_of("a", is_batch=True)) == (price, price.of_batch())
+    for discount in (-0.1, 1.1):
+        with pytest.raises(ConfigError, match="batchDiscount"):
+            Config(models=(), prices={"a": Price(batch_discount=discount)})
+
+
+def test_stored_budgets_replace_those_of_the_configuration_and_batches_count_for_their_user():
+    key = ApiKey("k", user="ana", team="research")
+    config = BudgetsConfig(
+        users={"ana": Budget(tokens_per_day=5)},
+        teams={"research": Budget(tokens_per_day=6)},
+        batch_discount=0.5,
+    )
+    stored = {"user:ana": Budget(tokens_per_day=7), "team:ops": Budget(tokens_per_day=8)}
+    expected = [("user:ana", 7, 0.5), ("team:research", 6, 0.5)]
+    found = shares_of(key, "batch:ana", config, stored, is_batch=True)
+    assert [(each.subject, each.budget.tokens_per_day, each.token_share) for each in found] == expected
+    assert shares_of(ApiKey("k2", user="batch:ana"), "batch:ana", config, stored) == ()
+    assert set(subjects_of([], config, stored)) == {"user:ana", "team:research", "team:ops"}
+
+
+def test_discounted_tokens_are_given_back_as_they_were_reserved():
+    budgets = Budgets()
+    (plain,) = share(tokens_per_day=10)
+    shares = (BudgetShare(plain.subject, plain.budget, 0.3),)
+    for _ in range(5):
+        spend(budgets, shares, 3, 0)  # 0.9 tokens count as one
+    assert _spent_tokens(budgets) == 5
+    reservation = budgets.reserve(shares, None, 10, NOON)
+    assert _spent_tokens(budgets) == 8
+    reservation.refund()
+    reservation.end(NOON)
+    assert _spent_tokens(budgets) == 5
+
+
+def _spent_tokens(budgets):
+    return budgets._of("2026-11-28", "key:key-1").tokens
+
+
 def test_refusal_names_the_budget_that_renews_last_and_its_time():
     budgets, shares = Budgets(), share(tokens_per_day=10) + share("team:ops", tokens_per_month=10)
     spend(budgets, shares, 5, 5)

@@ -9,12 +9,24 @@ from typing import Any
 import pytest
 import trio
 
-from fairlead.base.config import ROLES, ApiKey, BatchesConfig, Config, ModelConfig
+from fairlead.base.config import (
+    ROLES,
+    ApiKey,
+    BatchesConfig,
+    Budget,
+    BudgetsConfig,
+    Config,
+    KeyLimits,
+    ModelConfig,
+    Price,
+)
 from fairlead.base.errors import Displaced, NodeFailed
-from fairlead.base.job import Job
+from fairlead.base.job import Delta, Job
+from fake_fleet import FakeFleet
 from server.batches.played import ENDPOINT
 from server.routes.conftest import Client, FakeGateway, Reply, hello_world
 from server.routes.responses_client import running
+from server.routes.role_matrix import KEYS, OTHER, call_of, header_of, owned
 
 ANA, BEN = ApiKey("sk-ana", user="ana"), ApiKey("sk-ben", user="ben")
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -92,14 +104,18 @@ def opened(client_with, tmp_path):
     """Return a function that opens an application with batches."""
 
     @asynccontextmanager
-    async def open_client(*keys: ApiKey, script: Any = None, **settings: Any) -> AsyncIterator[Batches]:
+    async def open_client(
+        *keys: ApiKey, script: Any = None, fleet: Any = None, **settings: Any
+    ) -> AsyncIterator[Batches]:
         keys = keys or (ANA, BEN)
         config = Config(
             models=(ModelConfig(path=Path(), name="small"),),
             api_keys=keys,
             batches=BatchesConfig(folder=str(tmp_path / "batches"), **settings),
         )
-        client = client_with(*keys, config=config, gateway_script=script)
+        client = client_with(
+            *keys, config=config, gateway_script=script, **({} if fleet is None else {"fleet": fleet})
+        )
         async with running(client):
             with trio.fail_after(20):
                 while not (tmp_path / "batches" / "batches").exists():  # noqa: ASYNC110
@@ -211,6 +227,20 @@ async def test_line_whose_seat_was_needed_or_whose_node_failed_once_runs_again(o
         assert (batch["status"], batch["request_counts"]["completed"], len(tries)) == ("completed", 1, 3)
 
 
+async def test_line_that_is_stopped_waits_for_the_next_idle_seat_without_a_pause(opened):
+    """A pause would keep a part of the lines from the idle seats."""
+    tries: list[str] = []
+
+    def script(job: Job) -> Any:
+        tries.append(job.request_id)
+        return [Displaced("another request needs the seat")] if len(tries) < 30 else hello_world(job)
+
+    async with opened(script=script) as batches:
+        with trio.fail_after(10):
+            batch = await batches.ended(line("a"))
+        assert (batch["request_counts"]["completed"], len(tries)) == (1, 30)
+
+
 async def test_batch_goes_on_in_the_next_process(opened):
     blocked = {"1", "2"}
 
@@ -274,6 +304,23 @@ async def test_nobody_sees_the_files_and_batches_of_others_whatever_the_role(ope
             assert (await ben.client.send(method, path, b"", headers=ben.headers)).status == 404
 
 
+@pytest.mark.parametrize("caller", ROLES)
+async def test_each_route_for_a_file_or_a_batch_knows_its_owner_whatever_the_role(opened, caller):
+    async with opened(*KEYS.values(), OTHER) as batches:
+        own, others = Batches(batches.client, KEYS[caller]), Batches(batches.client, OTHER)
+        for parameter in ("file_id", "batch_id"):
+            for route in owned(parameter):
+                member = "input_file_id" if parameter == "file_id" else "id"
+                ended = [await each.ended(line("a")) for each in (own, others)]
+                statuses = []
+                for batch in ended:
+                    method, path, body = call_of(route, **{parameter: batch[member]})
+                    reply = await batches.client.send(method, path, body, headers=header_of(caller))
+                    statuses.append(reply.status)
+                expected = 400 if route.path.endswith("/cancel") else 200  # it has ended
+                assert statuses == [expected, 404], route.path
+
+
 async def test_files_are_listed_in_pages_and_deleted(opened):
     async with opened() as batches:
         ids = {(await batches.upload(b"{}\n")).json["id"] for _ in range(3)}
@@ -333,3 +380,60 @@ async def test_without_a_folder_files_and_batches_are_not_served(client_with):
         reply = await client.get(path)
         assert reply.status == 501
         assert "batches.folder" in reply.error["message"]
+
+
+# What batches cost -----------------------------------------------------------------------------------
+
+
+def eight(custom_id: str) -> Any:
+    """Return a line of eight tokens: four of the prompt, and four of the answer."""
+    return line(custom_id, "/v1/completions", prompt=[1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("budget", "discounts", "completed"),
+    [
+        (Budget(tokens_per_day=11), {}, 1),
+        (Budget(tokens_per_day=11), {"batch_discount": 0.5}, 3),
+        (Budget(cost_per_day=11e-6), {}, 1),
+        (Budget(cost_per_day=11e-6), {"price": 0.5}, 3),
+        (Budget(cost_per_day=11e-6), {"price": 1}, 4),
+    ],
+)
+async def test_lines_of_batches_count_for_the_budgets_of_key_and_user_with_their_discount(
+    opened, budget, discounts, completed
+):
+    price = Price(1, 1, batch_discount=discounts.get("price", 0.0))
+    budgets = BudgetsConfig(users={"ana": budget}, batch_discount=discounts.get("batch_discount", 0.0))
+    fleet = FakeFleet(["small"], prices={"small": price}, budgets=budgets)
+    key = ApiKey("sk-ana", user="ana", limits=KeyLimits(concurrent=2))  # one line at a time
+    async with opened(key, fleet=fleet) as batches:
+        created = await batches.create(*(eight(f"id-{n}") for n in range(4)), endpoint="/v1/completions")
+        path = f"/v1/batches/{created.json['id']}"
+        with trio.fail_after(20):
+            while len(batches.client.gateway.jobs) < completed:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+        await trio.sleep(0.3)  # the others wait until the budget renews
+        assert len(batches.client.gateway.jobs) == completed
+        await batches.client.post(f"{path}/cancel", b"", headers=batches.headers)
+        assert (await batches.end_of(created.json["id"]))["status"] in ("cancelled", "completed")
+
+
+async def test_line_that_was_stopped_is_paid_once(opened):
+    tries: list[str] = []
+
+    def script(job: Job) -> Any:
+        tries.append(job.request_id)
+        if len(tries) <= 3:
+            return [[Delta(0, "half", [1])], Displaced("another request needs the seat")]
+        return hello_world(job)
+
+    budgets = BudgetsConfig(users={"ana": Budget(tokens_per_day=10)})
+    async with opened(script=script, fleet=FakeFleet(["small"], budgets=budgets)) as batches:
+        batch = await batches.ended(eight("a"), endpoint="/v1/completions")
+        assert (batch["request_counts"]["completed"], len(tries)) == (1, 4)
+        body = {"model": "small", "prompt": [1, 2, 3]}
+        refused = await batches.client.post("/v1/completions", body, headers=batches.headers)
+        assert refused.status == 429, "the line has spent 8 of 10 tokens"
+        body["prompt"] = [1, 2]
+        assert (await batches.client.post("/v1/completions", body, headers=batches.headers)).status == 200

@@ -120,3 +120,79 @@ def test_usage_is_summed_up_over_days_and_kinds(sent, capsys):
     assert all("group_by=model" in path for _, path, _ in sent)
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["model"], row["num_model_requests"], row["input_tokens"]) == ("small", 6, 9)
+
+
+# Budgets ---------------------------------------------------------------------------------------------
+
+BUDGET = {
+    "id": "budget-1",
+    "user": None,
+    "team": "ops",
+    "source": "store",
+    "tokens_per_day": 2_000_000,
+} | dict.fromkeys(("tokens_per_month", "cost_per_day", "cost_per_month"))
+OF_FILE = BUDGET | {
+    "id": "budget-2",
+    "user": "portal/ana",
+    "team": None,
+    "source": "file",
+    "cost_per_day": 1.5,
+}
+
+
+@pytest.fixture
+def budgets(monkeypatch):
+    """Return the requests that the commands for budgets send."""
+    requests = []
+    monkeypatch.setattr(Client, "get", lambda _, path: json.dumps({"data": [BUDGET, OF_FILE]}).encode())
+    monkeypatch.setattr(
+        Client, "post", lambda _, path, body: requests.append((path, body)) or json.dumps(BUDGET).encode()
+    )
+    monkeypatch.setattr(Client, "delete", lambda _, path: requests.append((path, None)) or b"{}")
+    return requests
+
+
+def test_budget_is_set_with_each_limit_that_is_given(budgets, capsys):
+    words = ["--tokens-per-day", "2M", "--tokens-per-month", "9k", "--cost-per-day", "1.5"]
+    assert main(["budgets", "set", "--team", "ops", *words, "--cost-per-month", "7", "--json"]) == 0
+    limits = {
+        "tokens_per_day": 2_000_000,
+        "tokens_per_month": 9000,
+        "cost_per_day": 1.5,
+        "cost_per_month": 7.0,
+    }
+    assert budgets == [("/v1/organization/budgets", {"team": "ops", **limits})]
+    assert json.loads(capsys.readouterr().out) == BUDGET
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["set", "--team", "ops"],
+        ["set", "--tokens-per-day", "2M"],
+        ["set", "--team", "ops", "--user", "ana", "--tokens-per-day", "2M"],
+        ["set", "--team", "ops", "--tokens-per-day", "two"],
+        ["set", "--team", "ops", "--cost-per-day", "0"],
+        ["remove"],
+    ],
+)
+def test_faulty_command_for_a_budget_sends_nothing(budgets, words, capsys):
+    assert main(["budgets", *words]) == 2
+    assert budgets == []
+    assert capsys.readouterr().err
+
+
+def test_budgets_are_listed_with_where_they_are_set(budgets, capsys):
+    assert main(["budgets", "list"]) == 0
+    team, user = capsys.readouterr().out.splitlines()[1:]
+    assert team.split() == ["team", "ops", "store", "2,000,000"]
+    assert user.split()[:3] == ["user", "portal/ana", "file"]
+    assert main(["budgets", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [BUDGET, OF_FILE]
+
+
+def test_only_budgets_of_the_store_are_removed(budgets, capsys):
+    assert main(["budgets", "remove", "--team", "ops"]) == 0
+    assert budgets == [("/v1/organization/budgets/budget-1", None)]
+    assert main(["budgets", "remove", "--user", "portal/ana"]) == 1
+    assert "no budget in the server's store" in capsys.readouterr().err

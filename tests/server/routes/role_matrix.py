@@ -13,6 +13,10 @@ from fairlead.server.routes.route import Route
 from fairlead.server.routes.route_table import ROUTES
 
 KEYS: dict[Role, ApiKey] = {role: ApiKey(f"sk-{role}", user=f"{role}-1", role=role) for role in ROLES}
+OWNED = ("response_id", "file_id", "batch_id", "request_id")
+"""Parameters of paths that name an object of one key and user. `test_roles.py` has a test for each."""
+SHARED = ("name", "node_id", "upstream_path", "digest")
+"""Parameters of paths that name what everybody with the right to the route may see."""
 OTHER = ApiKey("sk-other", user="other")  # the owner of objects that are not the caller's
 
 KEYLESS = {
@@ -42,6 +46,13 @@ ROLE_OF: dict[tuple[str, str], Role] = {
     ("GET", "/v1/organization/projects/{project_id}/api_keys"): "admin",
     ("GET", "/v1/organization/projects/{project_id}/api_keys/{key_id}"): "admin",
     ("DELETE", "/v1/organization/projects/{project_id}/api_keys/{key_id}"): "admin",
+    ("GET", "/v1/organization/budgets"): "admin",
+    ("POST", "/v1/organization/budgets"): "admin",
+    ("GET", "/v1/organization/budgets/{budget_id}"): "admin",
+    ("DELETE", "/v1/organization/budgets/{budget_id}"): "admin",
+    ("GET", "/v1/organization/projects/{project_id}/spend_limit"): "admin",
+    ("POST", "/v1/organization/projects/{project_id}/spend_limit"): "admin",
+    ("DELETE", "/v1/organization/projects/{project_id}/spend_limit"): "admin",
 }
 
 _MESSAGES = [{"role": "user", "content": "hello"}]
@@ -77,7 +88,12 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/models/load": {},
     "/models/unload": {},
 }
-_ORGANIZATION = {"api_keys": {"name": "ben"}, "admin_api_keys": {"name": "carla"}}
+_ORGANIZATION: dict[str, dict[str, Any]] = {
+    "api_keys": {"name": "ben"},
+    "admin_api_keys": {"name": "carla"},
+    "budgets": {"team": "research", "tokens_per_day": 1_000_000},
+    "spend_limit": {"currency": "USD", "interval": "month", "threshold_amount": 5000},
+}
 _NAMES = {"node_id": "big", "upstream_path": "small/x", "digest": "sha256:0"}
 
 
@@ -111,6 +127,11 @@ def role_of(route: Route) -> Role | None:
     """Return the role that a route needs; None if it needs no key."""
     at = (route.method, route.path)
     return None if at in KEYLESS else ROLE_OF.get(at, "user")
+
+
+def owned(parameter: str) -> list[Route]:
+    """Return the routes for one object of its key and user, which is named by a parameter of the path."""
+    return [route for route in ROUTES if f"{{{parameter}}}" in route.path]
 
 
 def cells() -> list[tuple[Route, Role | None, Role | None]]:

@@ -17,13 +17,14 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairlead.base.config import ApiKey
+from fairlead.base.config import ApiKey, Budget
 from fairlead.language.text.embedding import EmbeddingSettings
 from fairlead.router.dispatch.dispatcher import DispatchStatistics
 from fairlead.router.fleet.status import NodeStatus, RemoteDetails
+from fairlead.server.organization.budgets import id_of
 from fairlead.server.routes import openapi
 from fairlead.server.routes.route_table import ROUTES
-from fairlead.store.records import AddKey, Secret, StoredKey
+from fairlead.store.records import AddKey, Secret, SetBudget, StoredKey
 from fake_fleet import FakeFleet
 from fake_store import FakeStore
 from server.routes import remote_responses
@@ -57,6 +58,12 @@ GOOD = {
     "/responses/input_tokens": {"model": "small", "input": "hello"},
     "/organization/api_keys": {"name": "ana"},
     "/organization/admin_api_keys": {"name": "ana"},
+    "/organization/budgets": {"team": "mine", "tokens_per_day": 5},
+    "/organization/projects/{project_id}/spend_limit": {
+        "currency": "USD",
+        "interval": "month",
+        "threshold_amount": 500,
+    },
     "/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
     "/v2/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
     "/score": {"model": "small", "text_1": "hello", "text_2": ["world"], "queries": None, "documents": None},
@@ -121,6 +128,10 @@ def addressed(path: str) -> st.SearchStrategy[str]:
     if path == UPSTREAM:
         return st.sampled_from(["remote", "remote", "small", "nothing"]).map(
             lambda name: f"/upstream/{name}/x"
+        )
+    if "{budget_id}" in path:
+        return st.sampled_from([id_of("team:mine"), "budget-0"]).map(
+            lambda name: path.replace("{budget_id}", name)
         )
     names = st.sampled_from(["small", "tiny", "best", "big", "mine", "org/model", "a%20b", "%E6%A8%A1"])
     return names.map(lambda name: re.sub(r"\{\w+\}", lambda _match: name, path))
@@ -218,6 +229,7 @@ def test_every_response_to_a_generated_request_is_documented(model, method, path
                     await stored_as("mine", clients[keys], headers=WITH_KEY)
                 if "/organization/" in path:
                     await clients[keys].store.change_key(AddKey(stored))
+                    await clients[keys].store.change_budget(SetBudget("team:mine", Budget(cost_per_month=5)))
                 return await clients[keys].send(method, at + query, body, headers=headers)
 
             reply = trio.run(send)

@@ -4,12 +4,18 @@ import csv
 import hashlib
 import io
 import time
+import typing
+from datetime import UTC, datetime
 
+import msgspec
 import openai
 import pytest
 from openai.types.admin.organization import AdminAPIKey
+from openai.types.admin.organization.projects import ProjectSpendLimit
 
 from fairlead.base.config import ApiKey, Budget, BudgetsConfig, Price
+from fairlead.server.organization.usage import COST_GROUPS, GROUPS, WIDTHS
+from fairlead.server.routes.route_table import ROUTES
 from fairlead.store.records import NANO, UsageCounts, UsageKey
 from fake_fleet import FakeFleet
 from fake_store import FakeStore
@@ -211,6 +217,7 @@ def test_objects_have_openais_form():
 # Usage -----------------------------------------------------------------------------------------------
 
 COMPLETIONS = "/v1/organization/usage/completions"
+CHAT_PATH = "/v1/chat/completions"
 
 
 def row(
@@ -258,7 +265,9 @@ async def test_usage_has_openais_form(used):
             "output_audio_tokens": 0,
             "batch": None,
             "num_model_requests": 6,
-            **dict.fromkeys(("project_id", "user_id", "api_key_id", "model", "route", "outcome")),
+            **dict.fromkeys(
+                ("project_id", "user_id", "api_key_id", "model", "service_tier", "route", "outcome")
+            ),
             "seat_seconds": 4.5,
             "wait_seconds": 0.75,
         }
@@ -338,7 +347,9 @@ async def test_pages_follow_each_other(used):
         ("start_time=-1", "start_time"),
         ("start_time=99999999999999999999999", "start_time"),
         ("start_time=86400&end_time=86400", "end_time"),
-        ("start_time=0&bucket_width=1m", "bucket_width"),
+        ("start_time=0&bucket_width=5m", "bucket_width"),
+        ("start_time=0&bucket_width=1m", "start_time"),
+        ("start_time=0&batch=yes", "batch"),
         ("start_time=0&limit=32", "limit"),
         ("start_time=0&limit=٣", "limit"),
         ("start_time=0&group_by=hour", "group_by"),
@@ -352,6 +363,74 @@ async def test_faulty_queries_are_refused_with_the_parameter(used, query, param)
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+async def test_minutes_are_buckets_as_at_openai(client_with):
+    now = int(time.time()) // 60 * 60
+    rows = [
+        (UsageKey(at // 3600 * 3600, "key-1", "ana", minute=at % 3600 // 60, route=CHAT_PATH), COUNTS)
+        for at in (now - 60, now - 120, now - 120)
+    ]
+    client = client_with(*KEYS.values(), store=FakeStore(rows))
+    page = (await client.get(f"{COMPLETIONS}?start_time={now - 3601}&bucket_width=1m", headers=ADMIN)).json
+    assert (len(page["data"]), page["has_more"]) == (60, True), "the default"
+    path = f"{COMPLETIONS}?start_time={now - 180}&bucket_width=1m&limit=1440"
+    found = [(at, each["num_model_requests"]) for at, each in await results(client, path)]
+    assert found == [(now - 120, 4), (now - 60, 2)]
+    kept = await client.get(
+        f"{COMPLETIONS}?start_time={now - 47 * 3600}&bucket_width=1m&limit=1440", headers=ADMIN
+    )
+    assert kept.status == 200
+    gone = await client.get(f"{COMPLETIONS}?start_time={now - 49 * 3600}&bucket_width=1m", headers=ADMIN)
+    assert (gone.status, gone.error["param"]) == (400, "start_time")
+    assert "48 hours" in gone.error["message"]
+
+
+async def test_batches_are_grouped_and_filtered_as_at_openai(client_with):
+    key, counts = row("ana")
+    rows = [(key, counts), (msgspec.structs.replace(key, batch=True), counts)]
+    client = client_with(*KEYS.values(), store=FakeStore(rows))
+    path = f"{COMPLETIONS}?start_time={NOW}"
+    assert [each["batch"] for _, each in await results(client, f"{path}&group_by=batch")] == [False, True]
+    for value in ("true", "false"):
+        (found,) = await results(client, f"{path}&batch={value}&group_by=batch&group_by=service_tier")
+        assert (found[1]["batch"], found[1]["service_tier"]) == (value == "true", None)
+    costs = await results(client, f"/v1/organization/costs?start_time={NOW}&group_by=batch")
+    assert [each["batch"] for _, each in costs] == [False, True]
+
+
+def test_each_parameter_and_group_of_openais_package_is_known():
+    from openai.types.admin.organization import (
+        usage_audio_speeches_params,
+        usage_completions_params,
+        usage_costs_params,
+        usage_embeddings_params,
+    )
+
+    for module, name, groups, widths, path in (
+        (usage_completions_params, "UsageCompletionsParams", GROUPS, WIDTHS, COMPLETIONS),
+        (
+            usage_embeddings_params,
+            "UsageEmbeddingsParams",
+            GROUPS,
+            WIDTHS,
+            "/v1/organization/usage/embeddings",
+        ),
+        (
+            usage_audio_speeches_params,
+            "UsageAudioSpeechesParams",
+            GROUPS,
+            WIDTHS,
+            "/v1/organization/usage/audio_speeches",
+        ),
+        (usage_costs_params, "UsageCostsParams", COST_GROUPS, {"1d": 0}, "/v1/organization/costs"),
+    ):
+        hints = typing.get_type_hints(getattr(module, name))
+        (documented,) = [route.query for route in ROUTES if route.path == path]
+        assert set(hints) <= set(documented), path
+        (item,) = typing.get_args(hints["group_by"])
+        assert set(typing.get_args(item)) <= set(groups), path
+        assert set(typing.get_args(hints["bucket_width"])) <= set(widths), path
+
+
 async def test_usage_is_csv_where_accepted_without_formulas(client_with):
     client = client_with(*KEYS.values(), store=FakeStore([row("=HYPERLINK(1)", team='a "b", c')]))
     path = f"{COMPLETIONS}?start_time={NOW}&group_by=user_id&group_by=project_id"
@@ -362,6 +441,82 @@ async def test_usage_is_csv_where_accepted_without_formulas(client_with):
 
 
 # Budgets ---------------------------------------------------------------------------------------------
+
+BUDGETS = "/v1/organization/budgets"
+
+
+async def test_budget_that_is_set_holds_from_the_next_request_and_replaces_that_of_the_file(
+    client_with, store
+):
+    key = ApiKey("sk-1", user="ana", team="research")
+    budgets = BudgetsConfig(teams={"research": Budget(tokens_per_day=1000)})
+    client = client_with(*KEYS.values(), key, store=store, fleet=FakeFleet(["small"], budgets=budgets))
+
+    async def status() -> int:
+        body = {"model": "small", "prompt": [1, 2, 3, 4]}
+        return (await client.post("/v1/completions", body, headers=bearer("sk-1"))).status
+
+    assert await status() == 200
+    for owner in ({"user": "ana"}, {"team": "research"}):
+        made = await client.post(BUDGETS, owner | {"tokens_per_day": 3}, headers=ADMIN)
+        assert (made.status, made.json["source"], made.json["tokens_per_day"]) == (200, "store", 3)
+        assert await status() == 429
+        listed = (await client.get(BUDGETS, headers=ADMIN)).json["data"]
+        assert {(each["team"], each["source"]) for each in listed if each["team"]} == {
+            ("research", "store" if "team" in owner else "file")
+        }
+        at = f"{BUDGETS}/{made.json['id']}"
+        assert (await client.get(at, headers=ADMIN)).json == made.json
+        assert (await client.send("DELETE", at, b"", headers=ADMIN)).json["deleted"]
+        assert await status() == 200
+        assert (await client.send("DELETE", at, b"", headers=ADMIN)).status == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tokens_per_day": 1}, "user"),
+        ({"user": "ana", "team": "ops", "tokens_per_day": 1}, "user"),
+        ({"user": "ana"}, "tokens_per_day"),
+        ({"user": "ana", "tokens_per_day": 0}, "tokens_per_day"),
+        ({"team": "", "tokens_per_day": 1}, "team"),
+        ({"team": "ops", "cost_per_month": -1}, "cost_per_month"),
+        ({"team": "ops", "cost_per_month": 1, "per_year": 2}, "per_year"),
+    ],
+)
+async def test_faulty_budget_is_refused_with_the_field(server, body, param):
+    reply = await server.post(BUDGETS, body, headers=ADMIN)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_store_that_is_away_changes_no_budget(server, store):
+    store.is_away = True
+    for reply in (
+        await server.post(BUDGETS, {"team": "ops", "tokens_per_day": 1}, headers=ADMIN),
+        await server.get(BUDGETS, headers=ADMIN),
+    ):
+        assert (reply.status, reply.error["code"]) == (503, "store_unavailable")
+
+
+async def test_spend_limit_of_a_project_is_a_months_money_of_the_team(client_with):
+    month = int(datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0).timestamp()) // 3600 * 3600
+    store = FakeStore([row("ana", team="research", hour=month)])
+    client = client_with(*KEYS.values(), store=store)
+    path = "/v1/organization/projects/research/spend_limit"
+    assert (await client.get(path, headers=ADMIN)).status == 404
+    await client.post(BUDGETS, {"team": "research", "tokens_per_day": 9}, headers=ADMIN)
+    body = {"currency": "USD", "interval": "month", "threshold_amount": 250}
+    for amount, status in ((250, "enforcing"), (301, "inactive")):
+        made = await client.post(path, body | {"threshold_amount": amount}, headers=ADMIN)
+        limit = ProjectSpendLimit.model_validate(made.json, strict=True)
+        assert (limit.threshold_amount, limit.enforcement.status) == (amount, status)  # 3 are spent
+        assert (await client.get(path, headers=ADMIN)).json == made.json
+    assert store.keys.budgets == {"team:research": Budget(tokens_per_day=9, cost_per_month=3.01)}
+    assert (await client.send("DELETE", path, b"", headers=ADMIN)).json["deleted"]
+    assert store.keys.budgets == {"team:research": Budget(tokens_per_day=9)}
+    assert (await client.send("DELETE", path, b"", headers=ADMIN)).status == 404
+    default = path.replace("research", "default")
+    assert (await client.post(default, body, headers=ADMIN)).status == 404
 
 
 @pytest.mark.parametrize("owner", ["key", "user", "team", "cost"])

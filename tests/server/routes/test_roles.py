@@ -19,7 +19,19 @@ from fake_fleet import FakeFleet
 from fake_store import FakeStore
 from server.routes.ollama_lines import CHAT as OLLAMA_CHAT
 from server.routes.ollama_lines import GENERATE as OLLAMA_GENERATE
-from server.routes.role_matrix import KEYS, OTHER, ROLE_OF, call_of, cells, check, header_of, role_of
+from server.routes.role_matrix import (
+    KEYS,
+    OTHER,
+    OWNED,
+    ROLE_OF,
+    SHARED,
+    call_of,
+    cells,
+    check,
+    header_of,
+    owned,
+    role_of,
+)
 from server.routes.test_fleet_routes import STATUSES
 from server.routes.test_openapi_requests import script
 
@@ -35,7 +47,7 @@ BIG = NodeStatus(
 CHAT = "/v1/chat/completions"
 NEED_ROLE = [route for route in ROUTES if (route.method, route.path) in ROLE_OF]
 CONTROLLED = [route for route in NEED_ROLE if route.tag != "organization"]
-BY_ID = [route for route in ROUTES if "{response_id}" in route.path]
+BY_ID = owned("response_id")
 EMBEDS = ("/embeddings", "/embed", "/rerank", "/score")
 
 
@@ -121,6 +133,12 @@ async def test_without_keys_every_client_on_this_machine_may_control_models_and_
 
 
 # Own objects, and those of others --------------------------------------------------------------------
+
+
+def test_each_route_for_a_user_that_names_an_object_has_a_test_of_its_owner():
+    """Files and batches are in `tests/server/batches/test_batch_routes.py`, all with fronts beside them."""
+    named_in = {name for route in ROUTES if role_of(route) == "user" for name in route.parameters}
+    assert named_in - set(SHARED) == set(OWNED)
 
 
 @pytest.mark.parametrize("caller", ROLES)

@@ -355,10 +355,11 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
     swap: SwapConfig = KeepSwap()
     priorities: dict[str, int] = {}
 
-    def price_of(self, model: str) -> Price | None:
-        """Return the price of a model, by its canonical name; None: it has none."""
+    def price_of(self, model: str, *, is_batch: bool = False) -> Price | None:
+        """Return the price of a model, by its canonical name, or that of batches; None: it has none."""
         own = next((each.price for each in self.models if each.name == model), None)
-        return own or self.prices.get(model)
+        price = own or self.prices.get(model)
+        return price.of_batch() if price is not None and is_batch else price
 
     @property
     def local_models(self) -> tuple[AnyModelConfig, ...]:

@@ -31,6 +31,7 @@ def read_amount(raw: object) -> object:
 Tokens = Annotated[int, Meta(ge=1, le=2**53, extra={"read": read_amount, "must": "be at least 1"})]
 Money = Annotated[float, Meta(gt=0, le=1e9)]
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
+Discount = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Price(msgspec.Struct, frozen=True, rename=spelled):
@@ -42,6 +43,14 @@ class Price(msgspec.Struct, frozen=True, rename=spelled):
     """The price of a million generated tokens."""
     cached: Rate | None = None
     """The price of a million prompt tokens that were cached. Default: that of other prompt tokens."""
+    batch_discount: Discount = 0.0
+    """The part of the price that lines of batches do not pay: 0.5 is half the price, 1 is free."""
+
+    def of_batch(self) -> "Price":
+        """Return the price for a line of a batch."""
+        rest = 1 - self.batch_discount
+        cached = None if self.cached is None else self.cached * rest
+        return Price(self.input * rest, self.output * rest, cached)
 
     def nano(self, prompt_tokens: int, cached_tokens: int, generated_tokens: int) -> int:
         """Return the price in whole billionths of the currency; cached tokens are part of the prompt's."""
@@ -69,12 +78,18 @@ class Budget(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class BudgetsConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Budgets of users and teams. A key has its own in `apiKeys`."""
+    """Budgets of users and teams. A key has its own in `apiKeys`. A budget in the store replaces that of the
+    same user or team.
+    """
 
     users: dict[str, Budget] = {}
     """Budgets by user: that of a key, or one that a trusted key names, as portal/alice."""
     teams: dict[str, Budget] = {}
     """Budgets by team."""
+    batch_discount: Discount = 0.0
+    """The part of the tokens of batches that does not count for budgets of tokens. Budgets of money follow
+    prices, which have a `batchDiscount` of their own.
+    """
 
 
 def default_store(environment: Mapping[str, str]) -> str:

@@ -4,8 +4,8 @@ One writer, because budgets and keys must be right in one place, and that is whe
 front keeps the counts of its jobs until the dispatcher has answered that they are in the store. So a batch
 survives the dispatcher: the next one gets it again, and the store knows it by its number.
 
-Keys go the other way. The dispatcher sends all keys to every front, and a change is answered when the fronts
-have said that they use them.
+Keys and budgets go the other way. The dispatcher sends all of them to every front, and a change is answered
+when the fronts have said that they use them.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ from fairlead.distributed.frontends import wire
 from fairlead.distributed.frontends.client import DispatchClient
 from fairlead.distributed.frontends.front import Front
 from fairlead.distributed.frontends.questions import Orders, Questions
-from fairlead.store.records import KeyChange, KeySet, StoredKey, UsageBatch, UsageQuery, UsageRow
+from fairlead.store.records import KeyChange, KeySet, SetBudget, StoredKey, UsageBatch, UsageQuery, UsageRow
 from fairlead.store.store import CALL_S, StoreKeeper
 
 ANSWER_S = CALL_S + 3.0
 SEEN_S = 2.0
-"""How long a change of a key waits for fronts that do not answer. They get it before anything else later."""
+"""How long a change waits for fronts that do not answer. They get it before anything else later."""
 
 _NO_STORE = "the dispatcher has no store: set `store` in its configuration"
 
@@ -49,6 +49,7 @@ class SharedStore:
             "write_usage": self._write,
             "usage": self._usage,
             "change_key": self._change_key,
+            "change_budget": self._change_budget,
         }
 
     def connected(self, front: Front) -> None:
@@ -90,13 +91,24 @@ class SharedStore:
         if self._keeper is None:
             raise NotServed(_NO_STORE)
         key = await self._keeper.change_key(msgspec.convert(change, KeyChange))
+        await self._until_seen()
+        return key
+
+    async def _change_budget(self, change: object) -> None:
+        """Change a budget; return as `_change_key` does."""
+        if self._keeper is None:
+            raise NotServed(_NO_STORE)
+        await self._keeper.change_budget(msgspec.convert(change, SetBudget))
+        await self._until_seen()
+
+    async def _until_seen(self) -> None:
+        """Wait until all connected fronts use what was sent last, for `SEEN_S` at most."""
         number = 0 if self._sent is None else self._sent.number
         with trio.move_on_after(SEEN_S):
             while any(
                 front.link is not None and self._seen.get(front.name, 0) < number for front in self._fronts()
             ):
                 await self._has_seen.wait()
-        return key
 
 
 class RemoteStore:
@@ -114,7 +126,7 @@ class RemoteStore:
 
     @property
     def keys(self) -> KeySet | None:
-        """All stored keys; None until the dispatcher has sent them once."""
+        """All stored keys and budgets; None until the dispatcher has sent them once."""
         return self._keys
 
     async def write(self, batch: UsageBatch) -> None:
@@ -128,6 +140,10 @@ class RemoteStore:
     async def change_key(self, change: KeyChange) -> StoredKey:
         """Return the changed key. Raises as `Database.change_key`, and `NotServed`."""
         return msgspec.convert(await self._ask("change_key", change), StoredKey)
+
+    async def change_budget(self, change: SetBudget) -> None:
+        """Change a budget. Raises as `Database.change_budget`, and `NotServed`."""
+        await self._ask("change_budget", change)
 
     async def _ask(self, order: str, value: object) -> Any:
         try:

@@ -251,7 +251,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
 
 
 class StoredKeys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
-    """All keys of the store. Sent when a front has connected, and after each change.
+    """All keys and budgets of the store. Sent when a front has connected, and after each change.
 
     `number` grows with each change of this dispatcher's; the front answers it as `keys_seen`.
     """

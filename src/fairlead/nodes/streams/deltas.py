@@ -129,6 +129,11 @@ class Deltas:
     # Between two attempts: synchronous --------------------------------------------------------------
 
     @property
+    def error(self) -> FairleadError | None:
+        """The error that has ended the answer; None: there is none so far."""
+        return self._error
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more will be put."""
         return self._ended.is_set()

@@ -44,9 +44,9 @@ class ModelCatalog:
         self.selectors: dict[str, SelectorConfig] = {}
         self._read = read
 
-    def price_of(self, model: str) -> Price | None:
-        """Return the price of a model, by its canonical name; None: it has none."""
-        return self.config.price_of(model)
+    def price_of(self, model: str, *, is_batch: bool = False) -> Price | None:
+        """Return the price of a model, by its canonical name, or that of batches; None: it has none."""
+        return self.config.price_of(model, is_batch=is_batch)
 
     async def read_all(self) -> Readings:
         """Read what `texts` needs of the configured models; a fault of one does not keep others from it.

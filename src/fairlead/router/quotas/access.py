@@ -40,6 +40,8 @@ from fairlead.store.records import StoredKey
 # Tenants are kept in the queue and written to the log: longer names become hashes.
 MAX_TENANT_LENGTH = 128
 NETWORK_CACHE_SIZE = 1024
+BATCH_PREFIX = "batch:"
+"""Begins the tenant of a batch's jobs: they must not count against the turns of what its user waits for."""
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
@@ -179,6 +181,11 @@ def tenant_of(
         identity = identity_of(api_key)
         return _bounded(f"{identity}/{named}" if api_key.trusted and named else identity)
     return _bounded(f"user/{named}" if named else f"address/{_network(address)}")
+
+
+def user_tenant(tenant: str, *, is_batch: bool) -> str:
+    """Return the tenant that a job's usage and budgets count for: a batch's without its prefix."""
+    return tenant.removeprefix(BATCH_PREFIX) if is_batch else tenant
 
 
 def requester_of(

@@ -7,18 +7,21 @@ were admitted together, only those that hold seats can exceed a budget, each by 
     limit 100, ten jobs with prompts of 5 tokens, one seat → all are admitted: 50 are reserved
     the first three answer 20 tokens each → 110 are spent → the others are refused at their seats
 
+Of a line of a batch, a part of the tokens may not count (`batchDiscount`).
+
 What was spent before comes from the store (`restore`), and so does what other servers spend.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 
 import msgspec
 
 from fairlead.base.config import ApiKey, Budget, BudgetsConfig, Price
 from fairlead.base.errors import BudgetExceeded
-from fairlead.router.quotas.access import key_id
+from fairlead.router.quotas.access import key_id, user_tenant
 from fairlead.store.database import periods_at
 from fairlead.store.records import NANO, Spent
 
@@ -27,34 +30,66 @@ WARNED_SHARE = 0.8
 
 
 class BudgetShare(msgspec.Struct, frozen=True, array_like=True):
-    """A budget that a job counts for. `subject`: `key:ID`, `user:NAME` or `team:NAME`."""
+    """A budget that a job counts for.
+
+    subject: `key:ID`, `user:NAME` or `team:NAME`.
+    budget: its limits.
+    token_share: the part of the job's tokens that counts.
+    """
 
     subject: str
     budget: Budget
+    token_share: float = 1.0
 
 
-def shares_of(api_key: ApiKey | None, tenant: str, budgets: BudgetsConfig) -> tuple[BudgetShare, ...]:
+def shares_of(
+    api_key: ApiKey | None,
+    tenant: str,
+    budgets: BudgetsConfig,
+    stored: Mapping[str, Budget] = MappingProxyType({}),
+    *,
+    is_batch: bool = False,
+) -> tuple[BudgetShare, ...]:
     """Return the budgets of a job's key, of its tenant as a user, and of the key's team.
 
-    Without a key there are none: clients could name any user.
+    api_key: the job's key; None: there are no budgets, because clients could name any user.
+    tenant: the job's.
+    budgets: those of the configuration.
+    stored: those of the store, by subject, which replace those of the same subject.
+    is_batch: the job is a line of a batch.
     """
     if api_key is None:
         return ()
-    team = api_key.team or ""
+    user, team = user_tenant(tenant, is_batch=is_batch), api_key.team or ""
+    of_user, of_team = f"user:{user}", f"team:{team}"
     found = (
         (f"key:{key_id(api_key)}", api_key.budget),
-        (f"user:{tenant}", budgets.users.get(tenant)),
-        (f"team:{team}", budgets.teams.get(team) if team else None),
+        (of_user, stored.get(of_user) or budgets.users.get(user)),
+        (of_team, stored.get(of_team) or budgets.teams.get(team) if team else None),
     )
+    share = token_share(budgets, is_batch=is_batch)
     return tuple(
-        BudgetShare(subject, budget) for subject, budget in found if budget is not None and budget != Budget()
+        BudgetShare(subject, budget, share)
+        for subject, budget in found
+        if budget is not None and budget != Budget()
     )
 
 
-def subjects_of(api_keys: Iterable[ApiKey], budgets: BudgetsConfig) -> list[str]:
-    """Return the subjects that have a budget."""
+def subjects_of(api_keys: Iterable[ApiKey], budgets: BudgetsConfig, stored: Iterable[str] = ()) -> list[str]:
+    """Return the subjects that have a budget; `stored`: those in the store."""
     keys = [f"key:{key_id(api_key)}" for api_key in api_keys if api_key.budget != Budget()]
-    return keys + [f"user:{name}" for name in budgets.users] + [f"team:{name}" for name in budgets.teams]
+    names = [f"user:{name}" for name in budgets.users] + [f"team:{name}" for name in budgets.teams]
+    return keys + list(dict.fromkeys((*names, *stored)))
+
+
+def token_share(budgets: BudgetsConfig, *, is_batch: bool) -> float:
+    """Return the part of a job's tokens that counts for budgets of tokens."""
+    return 1.0 - budgets.batch_discount if is_batch else 1.0
+
+
+def counted_tokens(tokens: int, share: float) -> int:
+    """Return how many tokens count for budgets."""
+    return tokens if share == 1.0 else math.ceil(round(tokens * share, 6))
 
 
 class _Amounts:
@@ -109,7 +144,8 @@ class Budgets:
         worst: tuple[float, str] | None = None
         for share in shares:
             for period, what, limit, spent, renews_at in self._limits(share, now):
-                more = tokens if what == "tokens" else cost_nano / NANO
+                counted = counted_tokens(tokens, share.token_share)
+                more = counted if what == "tokens" else cost_nano / NANO
                 if spent + more > limit and (worst is None or renews_at > worst[0]):
                     worst = renews_at, f"{_amount(limit, what)} a {period} of {_owner(share)}"
         if worst is not None:
@@ -131,12 +167,21 @@ class Budgets:
         return "; ".join(warnings)
 
     def add(self, shares: tuple[BudgetShare, ...], tokens: int, cost_nano: int, at: float) -> None:
-        """Add amounts, which may be negative, to the day and the month of a time."""
+        """Add amounts to the day and the month of a time."""
+        self._change(shares, tokens, cost_nano, at, 1)
+
+    def take_back(self, shares: tuple[BudgetShare, ...], tokens: int, cost_nano: int, at: float) -> None:
+        """Take back amounts that were added for the same time."""
+        self._change(shares, tokens, cost_nano, at, -1)
+
+    def _change(
+        self, shares: tuple[BudgetShare, ...], tokens: int, cost_nano: int, at: float, sign: int
+    ) -> None:
         for period in periods_at(at):
             for share in shares:
                 amounts = self._of(period, share.subject)
-                amounts.tokens += tokens
-                amounts.cost_nano += cost_nano
+                amounts.tokens += sign * counted_tokens(tokens, share.token_share)
+                amounts.cost_nano += sign * cost_nano
 
     def _limits(self, share: BudgetShare, now: float) -> Iterable[tuple[str, str, float, float, float]]:
         """Yield each limit: its period, what it limits, the limit, what was spent, and when it renews."""
@@ -195,8 +240,7 @@ class Reservation:
 
     def end(self, now: float) -> None:
         """Replace what was reserved by what was spent. It counts for the day in which the job ends."""
-        tokens, cost_nano = self._reserved
-        self._budgets.add(self._shares, -tokens, -cost_nano, self._at)
+        self._budgets.take_back(self._shares, *self._reserved, self._at)
         self._budgets.add(self._shares, *self._spent, now)
 
 

@@ -30,7 +30,7 @@ from fairlead.dialects.responses.responses import ResponsesDialect, ResponsesEnv
 from fairlead.generation.caller import Caller
 from fairlead.generation.job_service import JobService
 from fairlead.generation.pipeline import GenerationPipeline
-from fairlead.router.quotas.access import Authenticator
+from fairlead.router.quotas.access import BATCH_PREFIX, Authenticator
 from fairlead.server.batches.records import BatchRecord
 from fairlead.server.batches.requests import BatchRequest
 from fairlead.server.batches.store import JournalLine
@@ -39,8 +39,6 @@ ENDPOINTS: dict[str, Dialect] = {
     dialect.path: dialect
     for dialect in (ChatDialect(), CompletionDialect(), EmbeddingDialect(), ResponsesDialect())
 }
-TENANT_PREFIX = "batch:"
-"""Begins the tenant of a batch's jobs: they must not count against the turns of what its user waits for."""
 
 # Attempts of a request whose node or engine fails. What a repetition may avoid is repeated without a limit.
 ATTEMPTS = 3
@@ -111,6 +109,8 @@ class BatchExecution:
                 body = await self._attempt(record, dialect, request_id, request)
             except Exception as raised:  # noqa: BLE001  # a bug ends its request, and no other
                 error = hide_bug(raised)
+                if isinstance(error, Displaced):
+                    continue  # it waits for the next idle seat like all others, and needs no pause
                 failures += error.status >= 500
                 if not _may_be_avoided(error) and (error.status < 500 or failures >= ATTEMPTS):
                     return _line(number, _failed(request, request_id, dialect, error), failed=True)
@@ -142,7 +142,7 @@ class BatchExecution:
         return Caller(
             nursery=nursery,
             request_id=request_id,
-            tenant=f"{TENANT_PREFIX}{record.tenant}",
+            tenant=f"{BATCH_PREFIX}{record.tenant}",
             api_key=api_key,
             owner=record.owner,
             priority=self._jobs.services.config.queue.classes[-1],

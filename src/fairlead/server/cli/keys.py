@@ -78,8 +78,8 @@ class KeyOptions:
             "name": name,
             "project_id": self.team,
             "expires_in_seconds": None if self.expires is None else int(seconds("--expires", self.expires)),
-            "tokens_per_day": _amount("--tokens-per-day", self.tokens_per_day),
-            "tokens_per_month": _amount("--tokens-per-month", self.tokens_per_month),
+            "tokens_per_day": amount("--tokens-per-day", self.tokens_per_day),
+            "tokens_per_month": amount("--tokens-per-month", self.tokens_per_month),
         }
         same = (
             *("user", "role", "priority", "trusted", "cost_per_day", "cost_per_month"),
@@ -204,7 +204,7 @@ def import_keys(file: Path, /, *, server: ServerOptions = SERVER) -> int:
 
 def usage(
     *,
-    by: Literal["team", "user", "key", "model", "route", "outcome"] = "team",
+    by: Literal["team", "user", "key", "model", "route", "outcome", "batch"] = "team",
     days: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=36_500))] = 30,
     json: Flag = False,
     server: ServerOptions = SERVER,
@@ -216,7 +216,7 @@ def usage(
     Parameters
     ----------
     by
-        What has its own line.
+        What has its own line; batch: all batches, and everything else.
     days
         How many days, with today.
     json
@@ -238,7 +238,8 @@ def seconds(option: str, text: str, *, least_s: float = LEAST_S) -> float:
     return found
 
 
-def _amount(option: str, text: str | None) -> object:
+def amount(option: str, text: str | None) -> object:
+    """Return the number of tokens that an option names; None: it is not given. Raises `ConfigError`."""
     try:
         return read_amount(text)
     except ValueError as error:

@@ -1,8 +1,8 @@
 """The `fairlead` program: registers the commands and maps outcomes to exit codes.
 
-The commands are functions in four modules: those in `servers` run a server, those in `clients` and `keys`
-connect to one, and those in `machines` check files and the machine. The server is in `app`, the output in
-`console`.
+The commands are functions in five modules: those in `servers` run a server, those in `clients`, `keys` and
+`budgets` connect to one, and those in `machines` check files and the machine. The server is in `app`, the
+output in `console`.
 
 Exit codes: 0 success, 1 failure, 2 bad usage or configuration, 130 interrupted.
 """
@@ -19,6 +19,7 @@ from fairlead.base.config import ConfigError
 from fairlead.base.runtime.compilers import ADVICE
 from fairlead.base.runtime.environment import remove_empty
 from fairlead.nodes.processes.first_process import leave_first_place
+from fairlead.server.cli.budgets import budgets
 from fairlead.server.cli.clients import bench, logs, ps, run, stop, top
 from fairlead.server.cli.keys import keys, usage
 from fairlead.server.cli.machines import check, deploy, doctor, models, pull, rm, schema, show
@@ -39,6 +40,7 @@ for command in (
     commands.command(command)
 commands.command(models, alias=("list", "ls"))
 commands.command(keys)
+commands.command(budgets)
 configuration.command(check)
 configuration.command(schema)
 

@@ -10,10 +10,11 @@ import msgspec
 from fairlead.base.errors import printable
 from fairlead.server.console.client import Client
 
-By = Literal["team", "user", "key", "model", "route", "outcome"]
+By = Literal["team", "user", "key", "model", "route", "outcome", "batch"]
 GROUPS: dict[str, str] = {"team": "project_id", "user": "user_id", "key": "api_key_id", "model": "model"} | {
     "route": "route",
     "outcome": "outcome",
+    "batch": "batch",
 }
 DAY_S = 86_400
 _KINDS = ("completions", "embeddings", "audio_speeches")
@@ -23,13 +24,13 @@ _TITLES = ("REQUESTS", "PROMPT", "CACHED", "GENERATED", "SEAT S")
 
 
 def usage(client: Client, *, by: By, days: int, as_json: bool) -> int:
-    """Print what was used in the last days, in sums by team, user, key, model, route or outcome."""
+    """Print what was used in the last days, in sums by what `by` names."""
     now = int(time.time())
     start = now // DAY_S * DAY_S - (days - 1) * DAY_S
     totals: dict[str, dict[str, float]] = {}
     for kind in _KINDS:
         for result in _results(client, f"/v1/organization/usage/{kind}", start, now + 1, GROUPS[by]):
-            total = totals.setdefault(result[GROUPS[by]] or "", dict.fromkeys(_SUMS, 0))
+            total = totals.setdefault(_name(result[GROUPS[by]]), dict.fromkeys(_SUMS, 0))
             for name in _SUMS:
                 total[name] += result.get(name) or 0
     rows = sorted(totals.items(), key=lambda item: -item[1]["num_model_requests"])
@@ -48,6 +49,12 @@ def usage(client: Client, *, by: By, days: int, as_json: bool) -> int:
         table.add_row(printable(name) or "—", *(f"{total[each]:,.0f}" for each in _SUMS))
     Console().print(table)
     return 0
+
+
+def _name(value: str | bool | None) -> str:
+    if isinstance(value, bool):
+        return "batches" if value else "others"
+    return value or ""
 
 
 def _results(client: Client, path: str, start: int, end: int, group: str) -> list[dict[str, Any]]:

@@ -118,3 +118,74 @@ class UsagePage(msgspec.Struct, frozen=True, kw_only=True):
     data: list[UsageBucket]
     has_more: bool
     next_page: str | None
+
+
+class SetBudgetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/organization/budgets`: of a user or of a team. What is not given is not limited."""
+
+    user: Name | None = None
+    team: Name | None = None
+    tokens_per_day: Count | None = None
+    tokens_per_month: Count | None = None
+    cost_per_day: Money | None = None
+    cost_per_month: Money | None = None
+
+
+class BudgetObject(msgspec.Struct, frozen=True, kw_only=True):
+    """The budget of a user or a team. `source`: `file` is the configuration."""
+
+    object: Literal["organization.budget"] = "organization.budget"
+    id: str
+    user: str | None
+    team: str | None
+    source: Literal["file", "store"]
+    tokens_per_day: int | None
+    tokens_per_month: int | None
+    cost_per_day: float | None
+    cost_per_month: float | None
+
+
+class BudgetList(msgspec.Struct, frozen=True, kw_only=True):
+    """All budgets of users and teams."""
+
+    object: Literal["list"] = "list"
+    data: list[BudgetObject]
+
+
+class DeletedBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget that was removed from the store. That of the configuration is in force, if there is one."""
+
+    object: Literal["organization.budget.deleted"] = "organization.budget.deleted"
+    id: str
+    deleted: bool = True
+
+
+class SetSpendLimitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /v1/organization/projects/{project_id}/spend_limit`: cents in a month."""
+
+    currency: Literal["USD"]
+    interval: Literal["month"]
+    threshold_amount: Annotated[int, Meta(ge=1, le=10**11)]
+
+
+class SpendLimitEnforcement(msgspec.Struct, frozen=True):
+    """Whether the limit is reached: `enforcing`."""
+
+    status: Literal["inactive", "enforcing"]
+
+
+class SpendLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a project may spend in a month, in cents of the currency of prices."""
+
+    object: Literal["project.spend_limit"] = "project.spend_limit"
+    currency: Literal["USD"] = "USD"
+    interval: Literal["month"] = "month"
+    threshold_amount: int
+    enforcement: SpendLimitEnforcement
+
+
+class DeletedSpendLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A spend limit that was removed."""
+
+    object: Literal["project.spend_limit.deleted"] = "project.spend_limit.deleted"
+    deleted: bool = True

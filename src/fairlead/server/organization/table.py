@@ -1,15 +1,23 @@
-"""The rows of the route table for keys and usage."""
+"""The rows of the route table for keys, budgets and usage."""
 
 from functools import partial
 
+from fairlead.server.organization.budgets import BudgetRoutes
 from fairlead.server.organization.keys import KeyRoutes
 from fairlead.server.organization.schemas import (
+    BudgetList,
+    BudgetObject,
     CreateAdminKeyRequest,
     CreateKeyRequest,
+    DeletedBudget,
     DeletedKey,
+    DeletedSpendLimit,
     KeyList,
     KeyObject,
     RotateKeyRequest,
+    SetBudgetRequest,
+    SetSpendLimitRequest,
+    SpendLimit,
     UsagePage,
 )
 from fairlead.server.organization.usage import UsageRoutes
@@ -18,6 +26,8 @@ from fairlead.server.routes.route import Permission, Route, group
 _KEYS = "/v1/organization/api_keys"
 _ADMIN_KEYS = "/v1/organization/admin_api_keys"
 _PROJECT_KEYS = "/v1/organization/projects/{project_id}/api_keys"
+_BUDGETS = "/v1/organization/budgets"
+_SPEND_LIMIT = "/v1/organization/projects/{project_id}/spend_limit"
 
 _PAGES = {
     "after": "The id of the key before the first one to return.",
@@ -27,18 +37,20 @@ _PAGES = {
 _USAGE = {
     "start_time": "The first second, since 1970. It is rounded down to the beginning of a bucket.",
     "end_time": "The second after the last one. Default: now.",
-    "bucket_width": "1h or 1d. Default: 1d.",
-    "group_by": "May be repeated: project_id (the team), user_id, api_key_id, model, route, outcome.",
+    "bucket_width": "1m, 1h or 1d. Default: 1d. Minutes are kept for 48 hours.",
+    "group_by": "May be repeated: project_id (the team), user_id, api_key_id, model, batch, route, outcome; "
+    "service_tier, of which there is one.",
+    "batch": "true: only lines of batches; false: all others. Default: both.",
     "project_ids": "Only of these teams. May be repeated.",
     "user_ids": "Only of these users. May be repeated.",
     "api_key_ids": "Only of these keys. May be repeated.",
     "models": "Only of these models. May be repeated.",
-    "limit": "Maximum number of buckets. Default: 7 of a day, 24 of an hour.",
+    "limit": "Maximum number of buckets. Default: 7 of a day, 24 of an hour, 60 of a minute.",
     "page": "The next_page of the response before.",
 }
 _COSTS = _USAGE | {
     "bucket_width": "1d.",
-    "group_by": "May be repeated: project_id (the team), line_item (the model), api_key_id, user_id.",
+    "group_by": "May be repeated: project_id (the team), line_item (the model), api_key_id, user_id, batch.",
     "limit": "Maximum number of buckets, 1 to 180. Default: 7.",
 }
 
@@ -149,6 +161,65 @@ ORGANIZATION_ROUTES = group(
         view=KeyRoutes.delete_project_key,
         summary="Revoke a key of a team.",
         answer=DeletedKey,
+        errors=(404, 501, 503),
+    ),
+    _admin(
+        method="GET",
+        path=_BUDGETS,
+        view=BudgetRoutes.list_budgets,
+        summary="List the budgets of users and teams that are in force, those of the configuration too.",
+        answer=BudgetList,
+        errors=(501, 503),
+    ),
+    _admin(
+        method="POST",
+        path=_BUDGETS,
+        view=BudgetRoutes.set_budget,
+        summary="Set the budget of a user or a team, which is in force at once in all processes. It replaces "
+        "that of the configuration.",
+        body=SetBudgetRequest,
+        answer=BudgetObject,
+        errors=(501, 503),
+    ),
+    _admin(
+        method="GET",
+        path=f"{_BUDGETS}/{{budget_id}}",
+        view=BudgetRoutes.budget,
+        summary="Describe the budget of a user or a team.",
+        answer=BudgetObject,
+        errors=(404, 501, 503),
+    ),
+    _admin(
+        method="DELETE",
+        path=f"{_BUDGETS}/{{budget_id}}",
+        view=BudgetRoutes.remove_budget,
+        summary="Remove a budget from the store. That of the configuration is in force then.",
+        answer=DeletedBudget,
+        errors=(404, 501, 503),
+    ),
+    _admin(
+        method="GET",
+        path=_SPEND_LIMIT,
+        view=BudgetRoutes.spend_limit,
+        summary="Return the money that a team may spend in a month, as OpenAI's limit of a project.",
+        answer=SpendLimit,
+        errors=(404, 501, 503),
+    ),
+    _admin(
+        method="POST",
+        path=_SPEND_LIMIT,
+        view=BudgetRoutes.set_spend_limit,
+        summary="Set the money that a team may spend in a month.",
+        body=SetSpendLimitRequest,
+        answer=SpendLimit,
+        errors=(404, 501, 503),
+    ),
+    _admin(
+        method="DELETE",
+        path=_SPEND_LIMIT,
+        view=BudgetRoutes.remove_spend_limit,
+        summary="Remove the limit of a team's money in a month from the store.",
+        answer=DeletedSpendLimit,
         errors=(404, 501, 503),
     ),
     _usage(

@@ -20,20 +20,38 @@ from fairlead.router.quotas.access import owner_of
 from fairlead.server.organization.keys import store_of
 from fairlead.server.organization.schemas import PROJECT, UsageBucket, UsagePage
 from fairlead.server.routes.request import Request, Response, json_response
-from fairlead.store.records import HOUR_S, NANO, UsageCounts, UsageKey, UsageQuery, UsageRow
+from fairlead.store.database import MINUTES_DAYS
+from fairlead.store.records import HOUR_S, MINUTE_S, NANO, UsageCounts, UsageKey, UsageQuery, UsageRow
 
 DAY_S = 86_400
-WIDTHS = {"1h": HOUR_S, "1d": DAY_S}
-LIMITS = {"1h": (24, 168), "1d": (7, 31)}  # the usual and the greatest number of buckets, as at OpenAI
+WIDTHS = {"1m": MINUTE_S, "1h": HOUR_S, "1d": DAY_S}
+LIMITS = {
+    "1m": (60, 1440),
+    "1h": (24, 168),
+    "1d": (7, 31),
+}  # the usual and the greatest number of buckets, as at OpenAI
 COST_LIMITS = (7, 180)
 LATEST = 253_402_300_799  # the last second of the year 9999
 VALUES_AT_MOST = 100
 
-# The names of columns in requests, and in the store.
-GROUPS = {"project_id": "team", "user_id": "user", "api_key_id": "key", "model": "model"} | {
-    name: name for name in ("route", "outcome")
+# The names of columns in requests, and in the store; None: of what there is only one kind.
+GROUPS: dict[str, str | None] = {
+    "project_id": "team",
+    "user_id": "user",
+    "api_key_id": "key",
+    "model": "model",
+    "batch": "batch",
+    "service_tier": None,
+    "route": "route",
+    "outcome": "outcome",
 }
-COST_GROUPS = {"project_id": "team", "line_item": "model", "api_key_id": "key", "user_id": "user"}
+COST_GROUPS: dict[str, str | None] = {
+    "project_id": "team",
+    "line_item": "model",
+    "api_key_id": "key",
+    "user_id": "user",
+    "batch": "batch",
+}
 FILTERS = {"project_ids": "team", "user_ids": "user", "api_key_ids": "key", "models": "model"}
 
 _EMBEDDING = ("/embeddings", "/api/embed", "/rerank", "/score")
@@ -73,7 +91,7 @@ class UsageRoutes:
         parameters = _Parameters(request)
         width = parameters.one("bucket_width", "1d")
         if width not in WIDTHS:
-            raise invalid_field("bucket_width", "must be 1h or 1d: usage is counted by the hour")
+            raise invalid_field("bucket_width", f"must be {', '.join(WIDTHS)}")
         groups = parameters.groups(GROUPS)
         buckets, more = await self._buckets(request, parameters, width, LIMITS[width], GROUPS, groups, kind)
         return _respond(request, buckets, more, lambda row: _result(kind, row, groups))
@@ -84,7 +102,7 @@ class UsageRoutes:
         parameters: "_Parameters",
         width: str,
         limits: tuple[int, int],
-        known: Mapping[str, str],
+        known: Mapping[str, str | None],
         groups: list[str],
         kind: str | None,
     ) -> tuple[dict[tuple[int, int], list[UsageRow]], int | None]:
@@ -102,6 +120,10 @@ class UsageRoutes:
         if (page := parameters.one("page", "")) != "":
             start = _read_page(page, start, width_s)
         end = parameters.number("end_time", min(int(time.time()) + 1, LATEST), 0, LATEST)
+        if width_s < HOUR_S and start < time.time() - MINUTES_DAYS * DAY_S:
+            raise invalid_field(
+                "start_time", f"must be in the last {24 * MINUTES_DAYS} hours: minutes are not kept longer"
+            )
         if end <= start:
             raise invalid_field("end_time", "must be after start_time")
         count = -(-(end - start) // width_s)
@@ -110,7 +132,7 @@ class UsageRoutes:
             start=start,
             end=start + shown * width_s,
             width_s=width_s,
-            group_by=tuple(dict.fromkeys((*(known[name] for name in groups), "route"))),
+            group_by=tuple(dict.fromkeys((*_columns(known, groups), "route"))),
             filters=self._filters(request.api_key, parameters),
             own=_own(request.api_key),
         )
@@ -118,14 +140,14 @@ class UsageRoutes:
         buckets: dict[tuple[int, int], list[UsageRow]] = {
             (at, at + width_s): [] for at in range(start, query.end, width_s)
         }
-        kept = {known[name] for name in groups}
+        kept = set(_columns(known, groups))
         for key, counts in _of_kind(rows, kind, kept):
-            buckets[key.hour, key.hour + width_s].append((key, counts))
+            buckets[key.at, key.at + width_s].append((key, counts))
         return buckets, query.end if count > shown else None
 
-    def _filters(self, api_key: ApiKey | None, parameters: "_Parameters") -> dict[str, tuple[str, ...]]:
+    def _filters(self, api_key: ApiKey | None, parameters: "_Parameters") -> dict[str, tuple[str | int, ...]]:
         """Return the values that count, by column."""
-        filters = {}
+        filters: dict[str, tuple[str | int, ...]] = {}
         for name, column in FILTERS.items():
             if values := parameters.several(name):
                 filters[column] = tuple(
@@ -134,6 +156,10 @@ class UsageRoutes:
         models = self._services.scope_of(api_key).models
         if models is not None:
             filters["model"] = tuple(models & set(filters.get("model", models)))
+        if (batch := parameters.one("batch", "")) != "":
+            if batch not in ("true", "false"):
+                raise invalid_field("batch", "must be true or false")
+            filters["batch"] = (int(batch == "true"),)
         return filters
 
 
@@ -164,13 +190,18 @@ class _Parameters:
             raise invalid_field(name, f"must be a whole number from {least} to {most}")
         return int(text)
 
-    def groups(self, known: Mapping[str, str]) -> list[str]:
+    def groups(self, known: Mapping[str, str | None]) -> list[str]:
         """Return the names of `group_by`, each once."""
         names = list(dict.fromkeys(self.several("group_by")))
         for name in names:
             if name not in known:
                 raise invalid_field("group_by", f"must be of {', '.join(known)}, not {name[:40]!r}")
         return names
+
+
+def _columns(known: Mapping[str, str | None], groups: Iterable[str]) -> list[str]:
+    """Return the columns of groups in the store."""
+    return [column for name in groups if (column := known[name]) is not None]
 
 
 def _own(api_key: ApiKey | None) -> tuple[str, str] | None:
@@ -213,7 +244,6 @@ def _result(kind: str, row: UsageRow, groups: list[str]) -> dict[str, Any]:
             "input_cached_tokens": counts.cached_tokens,
             "input_audio_tokens": 0,
             "output_audio_tokens": 0,
-            "batch": None,
         }
     return (
         result
@@ -229,12 +259,17 @@ def _cost(kind: str, row: UsageRow, groups: list[str]) -> dict[str, Any]:
     return {"object": kind, "amount": amount} | _grouped(key, groups, COST_GROUPS)
 
 
-def _grouped(key: UsageKey, groups: list[str], known: Mapping[str, str]) -> dict[str, str | None]:
+def _grouped(
+    key: UsageKey, groups: list[str], known: Mapping[str, str | None]
+) -> dict[str, str | bool | None]:
     """Return the values of the groups; null for all others, and for what a row does not have."""
-    values = {name: getattr(key, known[name]) if name in groups else None for name in known}
-    if "project_id" in groups:
-        values["project_id"] = key.team or PROJECT
-    return {name: value or None for name, value in values.items()}
+    values: dict[str, str | bool | None] = dict.fromkeys(known)
+    for name in groups:
+        column = known[name]
+        values[name] = None if column is None else getattr(key, column)
+        if values[name] == "":
+            values[name] = PROJECT if name == "project_id" else None
+    return values
 
 
 def _respond(

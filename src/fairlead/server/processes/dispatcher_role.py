@@ -194,7 +194,7 @@ class DispatcherRole:
     def _budget_subjects(self) -> list[str]:
         config, stored = self._fleet.catalog.config, self._keeper and self._keeper.keys
         keys = [key.api_key() for key in stored.keys] if stored else []
-        return subjects_of((*config.api_keys, *keys), config.budgets)
+        return subjects_of((*config.api_keys, *keys), config.budgets, stored.budgets if stored else ())
 
     # Messages of the supervisor ----------------------------------------------------------------------
 

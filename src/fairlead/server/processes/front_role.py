@@ -144,6 +144,7 @@ class FrontRole:
                 self._recorder = UsageRecorder(
                     self._usage,
                     price_of=view.catalog.price_of,
+                    budgets=lambda: view.catalog.config.budgets,
                     team_of=app.team_of,
                 )
                 nursery.start_soon(keep_running, "usage", self._usage.run, self._store.write)

@@ -12,6 +12,7 @@ from fairlead.server.auth.cors import Cors
 from fairlead.server.auth.request_auth import RequestAuth
 from fairlead.server.batches.routes import BatchRoutes
 from fairlead.server.dashboard.pages import Dashboard
+from fairlead.server.organization.budgets import BudgetRoutes
 from fairlead.server.organization.keys import KeyRoutes
 from fairlead.server.organization.usage import UsageRoutes
 from fairlead.server.responses.routes import ResponseRoutes
@@ -79,6 +80,7 @@ class Views:
             FleetRoutes(reader),
             Admin(services),
             KeyRoutes(reader),
+            BudgetRoutes(reader),
             UsageRoutes(services),
             Metrics(services, overview, self.responses.totals, reader.unread),
             OpenApi(routes),
