@@ -17,10 +17,13 @@ import httpx
 import pytest
 
 from e2e.real_server import RealServer, configured, real_server, until
+from fairlead.store.database import Database
+from fairlead.store.sqlite import Sqlite
 from store.databases import PostgresServer, start_postgres
 
 FRONTS = (1, 2)
 ADMIN = "sk-admin"
+KEYS, BUDGETS = "/v1/organization/api_keys", "/v1/organization/budgets"
 BODY = {"prompt": "What is Fairlead?", "max_tokens": 4, "temperature": 0}
 
 
@@ -46,6 +49,57 @@ def counted(store: Path) -> dict[str, int]:
             "COALESCE(SUM(generated_tokens), 0) FROM fairlead_usage"
         ).fetchone()
     return dict(zip(("requests", "prompt", "generated"), row, strict=True))
+
+
+class Changes(threading.Thread):
+    """Makes keys, rotates and revokes them, and sets budgets, until the server does not answer any more.
+
+    `valid`, `revoked`: values of keys for which the server has acknowledged this. `limit`: the budget that it
+    has acknowledged last; `asked`: the one that may be in force in its place.
+    """
+
+    def __init__(self, server: RealServer, number: int) -> None:
+        super().__init__(daemon=True)
+        self.valid: list[str] = []
+        self.revoked: list[str] = []
+        self.limit = self.asked = 0
+        self._number = number
+        self._http = httpx.Client(
+            base_url=server.url, headers={"Authorization": f"Bearer {ADMIN}"}, timeout=60
+        )
+
+    def run(self) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            while True:
+                self._change()
+
+    def _change(self) -> None:
+        self.asked = self.limit + 1
+        budget = {"team": f"ops{self._number}", "tokens_per_day": self.asked}
+        assert self._http.post(BUDGETS, json=budget).status_code == 200
+        self.limit = self.asked
+        made = [self._http.post(KEYS, json={"name": "ben"}).json() for _ in range(2)]
+        self.valid += [key["value"] for key in made]
+        rotated = self._http.post(f"{KEYS}/{made[0]['id']}/rotate", json={}).json()
+        self.valid.append(rotated["value"])
+        self.valid.remove(made[1]["value"])
+        assert self._http.delete(f"{KEYS}/{made[1]['id']}").status_code == 200
+        self.revoked.append(made[1]["value"])
+
+    def check(self, store: Path) -> None:
+        """Check that the store has all that was acknowledged."""
+        self.join(60)
+        assert self.revoked, "too slow to say anything"
+        database = Database(Sqlite(store), usage_days=400)
+        keys = database.keys(-1)
+        database.close()
+        assert keys is not None
+        found = {secret.sha256: key for key in keys.keys for secret in key.secrets}
+        for value in self.valid:
+            assert found[hashlib.sha256(value.encode()).hexdigest()].is_valid(time.time())
+        for value in self.revoked:
+            assert not found[hashlib.sha256(value.encode()).hexdigest()].is_valid(time.time())
+        assert keys.budgets[f"team:ops{self._number}"].tokens_per_day in (self.limit, self.asked)
 
 
 class Load(threading.Thread):
@@ -127,15 +181,19 @@ def check_kill(folder: Path, fronts: int, number: int, before: dict[str, int]) -
     """Kill a server under load at a time that depends on `number`; return what is counted then.
 
     Nothing is counted twice: never more than was asked for. Nothing is lost but the last seconds' counts.
+    Keys and budgets are changed meanwhile, and each change that was acknowledged is there.
     """
     store = folder / "fairlead.db"
     with real_server(*arguments(folder, store, fronts)) as server:
+        changes = Changes(server, number)
         with loaded(server) as loads:
             until(lambda: sums(loads)["requests"] >= 3)
             early = sums(loads)["requests"]
+            changes.start()
             time.sleep(1.5 + number * 0.137 % 2)
             kill_all(server)
         asked = sum(len(load.answers) + 1 for load in loads)
+    changes.check(store)
     now = counted(store)
     assert early <= now["requests"] - before["requests"] <= asked
     per_request = {load["prompt_tokens"] for each in loads for load in each.answers}
@@ -144,7 +202,7 @@ def check_kill(folder: Path, fronts: int, number: int, before: dict[str, int]) -
 
 
 @pytest.mark.parametrize("fronts", FRONTS)
-def test_killed_server_counts_nothing_twice(tmp_path, fronts):
+def test_killed_server_counts_nothing_twice_and_loses_no_acknowledged_change(tmp_path, fronts):
     before = dict.fromkeys(("requests", "prompt", "generated"), 0)
     for number in range(2):
         before = check_kill(tmp_path, fronts, number, before)
@@ -153,7 +211,7 @@ def test_killed_server_counts_nothing_twice(tmp_path, fronts):
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fronts", FRONTS)
-def test_server_killed_many_times_counts_nothing_twice(tmp_path, fronts):
+def test_server_killed_many_times_counts_nothing_twice_and_loses_no_acknowledged_change(tmp_path, fronts):
     before = dict.fromkeys(("requests", "prompt", "generated"), 0)
     for number in range(100):
         before = check_kill(tmp_path, fronts, number, before)
