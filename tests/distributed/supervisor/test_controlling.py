@@ -281,3 +281,31 @@ async def test_node_at_a_link_local_address_is_refused_through_a_front(tmp_path)
     async with composed(tmp_path, KEYS["admin"]) as server, server.client(key=KEYS["admin"].key) as client:
         reply = await client.post("/nodes", json={"id": "x", "url": "http://169.254.169.254"})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "url")
+
+
+async def test_lines_of_a_batch_give_their_seats_to_a_request_at_any_front(tmp_path):
+    batches = BatchesConfig(folder=str(tmp_path / "batches"))
+    async with composed(tmp_path, fronts=2, batches=batches, store="none") as server:
+        clients = [server.client(front) for front in (0, 1)]
+        lines = [
+            {"custom_id": str(number), "method": "POST", "url": CHAT, "body": chat(SLOW)}
+            for number in range(40)
+        ]
+        content = "\n".join(map(json.dumps, lines)).encode()
+        files = {"file": ("in.jsonl", content)}
+        file = (await clients[0].post("/v1/files", files=files, data={"purpose": "batch"})).json()
+        body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+        assert (await clients[0].post("/v1/batches", json=body)).status_code == 200
+
+        async def until_full() -> None:
+            with trio.fail_after(20):
+                while not all(node.busy == node.seats for node in server.fleet.nodes()):  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+
+        for client in clients * 3:
+            await until_full()
+            with trio.fail_after(5):  # a line alone never ends
+                assert (await client.post(CHAT, json=chat())).status_code == 200
+        await until_full()
+        for client in clients:
+            await client.aclose()
