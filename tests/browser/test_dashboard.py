@@ -160,10 +160,10 @@ def test_chosen_language_and_appearance_are_kept(chromium, server):
         light = background(page)
         page.locator("#theme").select_option("dark")
         page.locator("#language").select_option("zh")
-        expect(page.locator("#models-heading")).to_have_text("模型")
+        expect(page.locator("#models-heading")).to_have_text("模型与节点")
         assert light != background(page)
         page.reload()
-        expect(page.locator("#models-heading")).to_have_text("模型")
+        expect(page.locator("#models-heading")).to_have_text("模型与节点")
         assert light != background(page)
         page.locator("#theme").select_option("auto")
         assert light == background(page)
@@ -185,7 +185,7 @@ def test_lost_connection_is_shown_and_restored(chromium, server):
 def test_model_can_be_unloaded_and_loaded(chromium, server, model):
     with chromium.open(server.url) as page:
         line = page.locator('[data-model="fairlead-demo"]')
-        button, state = line.locator("button"), line.locator(".state")
+        button, state = line.locator("button:not(.log)"), line.locator(".state")
         expect(state).to_have_attribute("data-state", "ready")
         button.click()
         expect(state).to_have_attribute("data-state", "stopped")

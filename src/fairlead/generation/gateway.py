@@ -190,7 +190,7 @@ class Gateway:
                     raise RequestTimeout(f"the request ran longer than {self._request_timeout_s:g} s")
             running.timeline.outcome = SUCCESS
         except FairleadError as error:
-            running.timeline.outcome = error.code
+            running.timeline.outcome, running.timeline.problem = error.code, error.message
             if not running.has_begun:
                 raise
             running.deltas.fail(error)

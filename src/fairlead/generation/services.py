@@ -7,6 +7,7 @@ from typing import Any
 from fairlead.base.config import ApiKey, Budget, Config, SelectorConfig
 from fairlead.base.errors import ModelNotFound, quoted
 from fairlead.generation.gateway import Gateway
+from fairlead.generation.metrics.board import BoardAccess, RequestBoard
 from fairlead.generation.metrics.job_metrics import FrontCounts
 from fairlead.generation.metrics.scope import Scope
 from fairlead.language.text.model import TextModel
@@ -48,6 +49,7 @@ class Services:
     budgets: What keys, users and teams have spent, if this process has its own quotas.
     store: The keys and the usage that are kept; None: nothing is.
     journal: Returns what this process has counted for the store.
+    board: Has the requests that are open or have ended lately, and what is computed of them.
     """
 
     config: Config
@@ -69,6 +71,7 @@ class Services:
     budgets: Budgets | None = None
     store: StoreAccess | None = None
     journal: Callable[[], JournalStatistics] = JournalStatistics
+    board: BoardAccess = field(default_factory=lambda: RequestBoard(list))
 
     @property
     def stored_budgets(self) -> Mapping[str, Budget]:

@@ -13,7 +13,8 @@ class RequestTimeline:
     `arrived_s`, then a seat (`granted_s`, the first one), the first delta, and the end. `node` is the id of
     the current node. `tokens` are those of the answer, all choices together; `cached_tokens` of the prompt's
     were cached. `outcome` is `SUCCESS`, `LEFT`
-    or an error's code; until the end it is what it would be if the client disconnected now.
+    or an error's code; until the end it is what it would be if the client disconnected now. `problem` is the
+    message of that error, as the client got it.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class RequestTimeline:
         "job",
         "node",
         "outcome",
+        "problem",
         "prompt_tokens",
         "tokens",
     )
@@ -46,6 +48,7 @@ class RequestTimeline:
         self.cached_tokens = 0
         self.finish_reasons: tuple[FinishReason, ...] = ()
         self.outcome = LEFT
+        self.problem = ""
 
     @property
     def waited_s(self) -> float:

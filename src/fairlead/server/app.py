@@ -25,6 +25,7 @@ from fairlead.base.telemetry import logs
 from fairlead.distributed.ray.launcher_process import refuse_without_ray
 from fairlead.distributed.ray.running import run_cluster
 from fairlead.generation.gateway import Gateway
+from fairlead.generation.metrics.board import RequestBoard
 from fairlead.generation.request_log import RequestLog, open_request_log
 from fairlead.generation.services import Services
 from fairlead.generation.timeline import RequestTimeline
@@ -177,11 +178,13 @@ class Composition:
         self._recorder: UsageRecorder | None = None
         store = store_of(config)
         self._keeper = None if store is None else StoreKeeper(store)
+        self._board = RequestBoard(self.dispatcher.open_jobs)
         self.gateway = Gateway(
             self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_finished=self._record
         )
 
     def _record(self, timeline: RequestTimeline) -> None:
+        self._board.record(timeline)
         if self._request_log is not None:
             self._request_log.add(timeline, self.fleet.load_times(timeline.job.model))
         if self._recorder is not None:
@@ -283,6 +286,7 @@ class Composition:
             budgets=self._budgets,
             store=self._keeper,
             journal=self._usage.journal.statistics,
+            board=self._board,
         )
 
 

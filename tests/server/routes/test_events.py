@@ -38,7 +38,7 @@ class Server:
         return Snapshot(
             at_s=trio.current_time(),
             ready=True,
-            queue=QueueTotals(waiting=self.waiting, running=1, capacity=100, seats=1, mean_wait_s=2.5),
+            queue=QueueTotals(waiting=self.waiting, running=1, capacity=100, seats=1, oldest_wait_s=2.5),
             answered=7,
             rejected={"queue_full": 2, "no_queue": 1},
             failed={},
@@ -97,7 +97,7 @@ async def test_event_stream_begins_with_the_history_and_a_snapshot(autojump_cloc
     assert {name: column for name, column in kept["columns"].items() if name != "at_s"} == {
         "waiting": [0] * 30,
         "running": [1] * 30,
-        "mean_wait_s": [2.5] * 30,
+        "oldest_wait_s": [2.5] * 30,
         "rejected": [3] * 30,
         "tokens_per_s": [1.5] * 30,
         "cache_usage": [0.25] * 30,
@@ -244,7 +244,7 @@ async def test_row_has_totals_only(autojump_clock):
         "at_s",
         "waiting",
         "running",
-        "mean_wait_s",
+        "oldest_wait_s",
         "rejected",
         "tokens_per_s",
         "cache_usage",

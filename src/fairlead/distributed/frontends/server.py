@@ -197,7 +197,7 @@ class FrontServer:
         job = front.jobs.get(message.number)
         match message:
             case wire.BeginJob() if job is not None:
-                self._dispatcher.scheduler.first_delta(job.ticket)
+                self._dispatcher.begun(job)
             case wire.EndJob(_, tokens, has_failed) if job is not None:
                 job.tokens = tokens
                 if has_failed and job.has_seat:

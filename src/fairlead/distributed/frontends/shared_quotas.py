@@ -22,7 +22,7 @@ from fairlead.base.errors import NoNode
 from fairlead.distributed.frontends.client import DispatchClient
 from fairlead.distributed.frontends.questions import Questions
 from fairlead.router.quotas.access import owner_of
-from fairlead.router.quotas.budgets import Budgets, BudgetShare, Reservation
+from fairlead.router.quotas.budgets import Budgets, BudgetShare, BudgetUse, Reservation
 from fairlead.router.quotas.key_quotas import JobCharge, KeyCharge, admit, uncharged
 from fairlead.router.quotas.quotas import Charge, Quota, QuotaUsage, limit_headers
 
@@ -77,6 +77,7 @@ class SharedQuotas:
             "correct_prompt": self.correct_prompt,
             "end_charge": self.end,
             "declare_charges": self.declare,
+            "budget_uses": self.budget_uses,
         }
 
     def admit(self, front: str, value: Any, is_estimate: bool, param: str) -> Admitted:
@@ -106,6 +107,10 @@ class SharedQuotas:
         """Raise `RateLimited` if a job with `prompt_tokens`, at most the limit, cannot be admitted now."""
         now_s = trio.current_time()
         self._quota(msgspec.convert(value, ChargeValue), now_s).check(now_s=now_s)
+
+    def budget_uses(self, _front: str, shares: Any) -> list[BudgetUse]:
+        """Return what is spent of each limit of some budgets."""
+        return self._budgets.uses(msgspec.convert(shares, tuple[BudgetShare, ...]), time.time())
 
     def correct_prompt(self, front: str, number: int, prompt_tokens: int) -> None:
         """Replace the charge for the prompt's estimated tokens by a charge for its actual tokens."""
@@ -235,6 +240,17 @@ class RemoteQuotas:
             return {}
         usage = self._usage.get(owner_of(api_key), QuotaUsage())
         return limit_headers(api_key.limits, usage.after(trio.current_time() - self._updated_s))
+
+    def usage(self, api_key: ApiKey) -> QuotaUsage:
+        """See `KeyQuotas`. Usage at other fronts is that of the last update."""
+        usage = self._usage.get(owner_of(api_key), QuotaUsage())
+        return usage.after(trio.current_time() - self._updated_s)
+
+    async def budget_uses(self, shares: tuple[BudgetShare, ...]) -> list[BudgetUse]:
+        """See `KeyQuotas`."""
+        if not shares:
+            return []
+        return msgspec.convert(await self._client.ask("budget_uses", shares), list[BudgetUse])
 
     def change(self, api_keys: tuple[ApiKey, ...]) -> None:
         """Do nothing: the limits of a request's key are sent with each question."""

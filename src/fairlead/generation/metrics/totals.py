@@ -12,6 +12,7 @@ class QueueTotals(msgspec.Struct, frozen=True):
     seats: how many may run.
     mean_wait_s: the mean wait of the last 100 jobs.
     mean_service_s: the mean time for which the last 100 jobs had a seat.
+    oldest_wait_s: how long the job waits that waits longest; 0: none does.
     """
 
     waiting: int = 0
@@ -20,6 +21,7 @@ class QueueTotals(msgspec.Struct, frozen=True):
     seats: int = 0
     mean_wait_s: float = 0.0
     mean_service_s: float = 0.0
+    oldest_wait_s: float = 0.0
 
 
 class TokenTotals(msgspec.Struct, frozen=True):

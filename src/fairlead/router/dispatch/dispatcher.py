@@ -37,6 +37,7 @@ from fairlead.router.dispatch.idle_jobs import IdleJobs
 from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.model_lifecycle import ModelLifecycle
 from fairlead.router.dispatch.node_state import NodeState
+from fairlead.router.dispatch.open_jobs import OpenJob, open_job_of
 from fairlead.router.dispatch.ripening import Ripening
 from fairlead.router.dispatch.schedulers import SCHEDULERS
 from fairlead.router.dispatch.scheduling import SchedulingOptions
@@ -49,6 +50,8 @@ from fairlead.router.dispatch.waiter import HeldSeat, SeatLoss, Waiter, WaitingT
 CHARGE_INTERVAL_S = 1.0
 # How long a node is the last to get jobs after one has failed there, unless another one begins.
 FAILED_FOR_S = 10.0
+# Of so many waiting jobs, the oldest ones, the list of open jobs has places and estimates.
+POSITIONS_AT_MOST = 100
 
 logger = structlog.get_logger("fairlead.dispatcher")
 
@@ -58,6 +61,7 @@ class DispatchStatistics(SchedulerStatistics, frozen=True):
 
     mean_wait_s: float
     mean_service_s: float
+    oldest_wait_s: float = 0.0
 
 
 class Seat:
@@ -96,7 +100,7 @@ class Seat:
     def begin(self, generated: Callable[[], int]) -> None:
         """Report the first delta. `generated` returns the number of tokens so far, which are charged."""
         self._waiter.count_generated = generated
-        self._dispatcher.scheduler.first_delta(self._waiter.ticket)
+        self._dispatcher.begun(self._waiter)
 
     def fail(self) -> None:
         """Report that the node has failed, and that the job will not be queued again."""
@@ -220,6 +224,12 @@ class Dispatcher:
         if waiter.ticket.job.when_idle:
             self._idle.restore(waiter)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
+
+    def begun(self, waiter: Waiter) -> None:
+        """Record that the first delta of a job's answer has come."""
+        if waiter.begun_at is None:
+            waiter.begun_at = trio.current_time()
+        self.scheduler.first_delta(waiter.ticket)
 
     def node_failed(self, waiter: Waiter) -> None:
         """Record that a job has failed at its node; see `Seat.fail`."""
@@ -352,7 +362,27 @@ class Dispatcher:
             **asdict(self.scheduler.statistics()),
             mean_wait_s=self.estimator.mean.mean_wait_s,
             mean_service_s=self.estimator.mean.mean_service_s,
+            oldest_wait_s=round(self._oldest_wait_s(), 3),
         )
+
+    def open_jobs(self) -> list[OpenJob]:
+        """Return the jobs that wait or run, in the order in which they arrived."""
+        now, positions = trio.current_time(), 0
+        found = []
+        for waiter in self._waiters.values():
+            estimate = None
+            if waiter.ticket.state is TicketState.QUEUED and positions < POSITIONS_AT_MOST:
+                positions += not waiter.ticket.job.when_idle
+                estimate = self.estimator.for_ticket(waiter.ticket)
+            found.append(open_job_of(waiter, now, estimate))
+        return found
+
+    def _oldest_wait_s(self) -> float:
+        """Return how long the job waits that waits longest; 0 if none does. Jobs are in order of arrival."""
+        for waiter in self._waiters.values():
+            if waiter.ticket.state is TicketState.QUEUED and not waiter.ticket.job.when_idle:
+                return trio.current_time() - waiter.arrived_at
+        return 0.0
 
     # Effects of the scheduler ------------------------------------------------------------------------
 

@@ -56,11 +56,15 @@ class Waiter:
 
     `arrived_at` and `deadline` are by Trio's clock; the deadline is that of its wait, infinite once it has
     passed. `alarm`: the next event of its wait. `waited_s` is the wait for the first seat, None before it.
+    `begun_at` is when its first delta came, None before it.
     `estimate` was made when the job was queued; None if it was not. `error` is the first one that it got.
     Only the dispatcher writes to these.
     """
 
-    __slots__ = ("alarm", "arrived_at", "deadline", "error", "estimate", "grant", "ticket", "waited_s")
+    __slots__ = (
+        *("alarm", "arrived_at", "begun_at", "deadline", "error", "estimate", "grant"),
+        *("ticket", "waited_s"),
+    )
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
@@ -68,6 +72,7 @@ class Waiter:
         self.arrived_at = 0.0
         self.deadline = inf
         self.waited_s: float | None = None
+        self.begun_at: float | None = None
         self.estimate: WaitEstimate | None = None
         self.grant: Grant | None = None
         self.error: FairleadError | None = None

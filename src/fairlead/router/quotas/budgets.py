@@ -102,6 +102,25 @@ class _Amounts:
         self.cost_nano = 0
 
 
+class BudgetUse(msgspec.Struct, frozen=True, array_like=True):
+    """What of a budget is spent or reserved.
+
+    subject: whose it is, as in `BudgetShare`.
+    what: `tokens` or `cost`.
+    period: `day` or `month`.
+    limit: the budget.
+    used: what is spent or reserved.
+    renews_at: when it renews, in seconds since 1970.
+    """
+
+    subject: str
+    what: str
+    period: str
+    limit: float
+    used: float
+    renews_at: float
+
+
 class Budgets:
     """What was spent and reserved. Holds the present day and month of subjects with a budget."""
 
@@ -165,6 +184,14 @@ class Budgets:
             if spent >= WARNED_SHARE * limit
         ]
         return "; ".join(warnings)
+
+    def uses(self, shares: Iterable[BudgetShare], now: float) -> list[BudgetUse]:
+        """Return what is spent of each limit of some budgets."""
+        return [
+            BudgetUse(share.subject, what, period, limit, spent, renews_at)
+            for share in shares
+            for period, what, limit, spent, renews_at in self._limits(share, now)
+        ]
 
     def add(self, shares: tuple[BudgetShare, ...], tokens: int, cost_nano: int, at: float) -> None:
         """Add amounts to the day and the month of a time."""

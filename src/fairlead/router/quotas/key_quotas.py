@@ -8,8 +8,8 @@ import trio
 
 from fairlead.base.config import ApiKey, KeyLimits, Price
 from fairlead.base.errors import BudgetExceeded
-from fairlead.router.quotas.budgets import Budgets, BudgetShare, Reservation
-from fairlead.router.quotas.quotas import Charge, Quota, Quotas
+from fairlead.router.quotas.budgets import Budgets, BudgetShare, BudgetUse, Reservation
+from fairlead.router.quotas.quotas import Charge, Quota, Quotas, QuotaUsage
 
 
 class JobCharge(Protocol):
@@ -72,6 +72,14 @@ class KeyQuotas(Protocol):
 
     def headers(self, api_key: ApiKey | None) -> dict[str, str]:
         """Return OpenAI's headers about limits; none for limits that are not set."""
+        ...
+
+    def usage(self, api_key: ApiKey) -> QuotaUsage:
+        """Return what a key has spent in the last minute, and its jobs."""
+        ...
+
+    async def budget_uses(self, shares: tuple[BudgetShare, ...]) -> list[BudgetUse]:
+        """Return what is spent of each limit of some budgets. Raises `NoNode`."""
         ...
 
     def change(self, api_keys: tuple[ApiKey, ...]) -> None:
@@ -196,6 +204,14 @@ class LocalQuotas:
     def headers(self, api_key: ApiKey | None) -> dict[str, str]:
         """Return OpenAI's headers about limits; none for limits that are not set."""
         return self._quotas.of(api_key).headers(trio.current_time())
+
+    def usage(self, api_key: ApiKey) -> QuotaUsage:
+        """Return what a key has spent in the last minute, and its jobs."""
+        return self._quotas.of(api_key).usage(trio.current_time())
+
+    async def budget_uses(self, shares: tuple[BudgetShare, ...]) -> list[BudgetUse]:
+        """Return what is spent of each limit of some budgets."""
+        return self._budgets.uses(shares, time.time())
 
     def change(self, api_keys: tuple[ApiKey, ...]) -> None:
         """Replace the configured keys."""

@@ -102,12 +102,14 @@ class QuotaUsage(msgspec.Struct, frozen=True):
     tokens: how many tokens.
     requests_reset_s: in how many seconds all of the former have expired.
     tokens_reset_s: the same for the latter.
+    running: how many jobs it has now, in the queue or running.
     """
 
     requests: int = 0
     tokens: int = 0
     requests_reset_s: float = 0.0
     tokens_reset_s: float = 0.0
+    running: int = 0
 
     def after(self, seconds: float) -> "QuotaUsage":
         """Return the usage later, if nothing more is spent. An earlier expiry of a part is ignored."""
@@ -117,6 +119,7 @@ class QuotaUsage(msgspec.Struct, frozen=True):
             self.tokens if tokens_reset_s > 0 else 0,
             max(0.0, requests_reset_s),
             max(0.0, tokens_reset_s),
+            self.running,
         )
 
     def with_tokens(self, tokens: int) -> "QuotaUsage":
@@ -184,11 +187,12 @@ class Quota:
             0 if tokens is None else tokens.spent(now_s),
             0.0 if requests is None else requests.reset_s(now_s),
             0.0 if tokens is None else tokens.reset_s(now_s),
+            self.running,
         )
 
     def is_idle(self, now_s: float) -> bool:
         """Return whether nothing is spent, and no job runs."""
-        return self.running == 0 and self.usage(now_s) == QuotaUsage()
+        return self.usage(now_s) == QuotaUsage()
 
     def headers(self, now_s: float) -> dict[str, str]:
         """Return OpenAI's headers about limits; none for limits that are not set."""

@@ -44,6 +44,7 @@ class RequestAuth:
     id_headers: Returns, for a path, the names of the headers that have the request's id.
     flow_control: Reads a trusted gateway's headers; None: no gateway is trusted.
     requester: Returns who has sent a request, for its line in the log.
+    refused: Called with the code of each error that refuses a request before it is a job.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class RequestAuth:
         id_headers: Callable[[str], Iterable[str]] = lambda _path: REQUEST_ID_HEADERS,
         flow_control: FlowControl | None = None,
         requester: Callable[[Request], Requester | None] = lambda _request: None,
+        refused: Callable[[str], None] = lambda _code: None,
     ) -> None:
+        self._refused = refused
         self._requester = requester
         self._flow_control = flow_control
         self._authenticator = authenticator
@@ -130,6 +133,7 @@ class RequestAuth:
         if request.is_job:
             return
         self._refusals[error.code] += 1
+        self._refused(error.code)
         if error.status == FairleadError.status:  # our own bugs are logged already
             return
         line = {

@@ -1,6 +1,8 @@
-// Models and nodes: a line each, updated in place, so that the focus and the scroll position are kept.
+// Models, and below each the remote nodes that serve it: a line each, updated in place, so that the focus and
+// the scroll position are kept. A local node is its model's line.
 
 import { element, setAttribute, setText } from "./element.js";
+import { openLog } from "./log.js";
 import { server } from "./server.js";
 import { bytes, count, percent, translate } from "./words.js";
 
@@ -13,36 +15,39 @@ const problems = new Map(); // errors of the last actions, by line
 let latest = null;
 let mayControl = false; // until the server has named the role of the key
 
+/**
+ * The list. `kinds` have for each kind of line `make(name)`, which returns its parts, and `fill(parts, status)`,
+ * which writes a status into them.
+ */
 class Rows {
-  /** One list. `make(name)` returns a line's parts, `fill(parts, status)` writes a status into them. */
-  constructor(list, { make, fill, empty }) {
+  constructor(list, { kinds, empty }) {
     this.list = list;
-    this.make = make;
-    this.fill = fill;
+    this.kinds = kinds;
     this.empty = element("li", { class: "empty" });
     this.emptyWords = empty;
     this.lines = new Map();
   }
 
-  show(statuses, nameOf) {
-    const names = new Set(statuses.map(nameOf));
-    for (const [name, parts] of this.lines) {
-      if (names.has(name)) continue;
+  /** Show entries, each a kind, a name and a status, in this order. */
+  show(entries) {
+    const ids = new Set(entries.map(([kind, name]) => `${kind} ${name}`));
+    for (const [id, parts] of this.lines) {
+      if (ids.has(id)) continue;
       parts.line.remove();
-      this.lines.delete(name);
+      this.lines.delete(id);
     }
     let before = null;
-    for (const status of statuses) {
-      const name = nameOf(status);
-      if (!this.lines.has(name)) this.lines.set(name, this.make(name));
-      const parts = this.lines.get(name);
-      this.fill(parts, status);
+    for (const [kind, name, status] of entries) {
+      const id = `${kind} ${name}`;
+      if (!this.lines.has(id)) this.lines.set(id, this.kinds[kind].make(name));
+      const parts = this.lines.get(id);
+      this.kinds[kind].fill(parts, status);
       const wanted = before ? before.nextSibling : this.list.firstChild;
       if (parts.line !== wanted) this.list.insertBefore(parts.line, wanted);
       before = parts.line;
     }
     setText(this.empty, translate(this.emptyWords));
-    if (statuses.length) this.empty.remove();
+    if (entries.length) this.empty.remove();
     else if (!this.empty.isConnected) this.list.append(this.empty);
   }
 }
@@ -73,7 +78,7 @@ function makeLine(kind, name) {
   parts.line = element(
     "li", { class: "row", [`data-${kind}`]: name },
     element("div", { class: "identity" }, element("p", { class: "name" }, name), parts.state),
-    parts.seats.line, parts.amount.line, parts.button, parts.problem,
+    parts.seats.line, parts.amount.line, element("span", { class: "actions" }, parts.button), parts.problem,
   );
   parts.seats.line.prepend(parts.pips);
   return parts;
@@ -110,14 +115,16 @@ function fillButton(button, { words, label, waits }) {
 const LOADED = new Set(["ready", "draining"]);
 const IN_TRANSITION = new Set(["loading", "stopping"]);
 
-const models = new Rows(document.querySelector("#models"), {
-  empty: "noModels",
+const models = {
   make(name) {
     const parts = makeLine("model", name);
     parts.progress = element("progress", { max: "1" });
     parts.progress.hidden = true;
     parts.line.append(parts.progress);
     parts.button.addEventListener("click", () => toggle(name, parts));
+    parts.log = element("button", { class: "action log", type: "button", hidden: "" });
+    parts.log.addEventListener("click", () => openLog(name));
+    parts.button.before(parts.log);
     return parts;
   },
   fill(parts, status) {
@@ -132,6 +139,8 @@ const models = new Rows(document.querySelector("#models"), {
     else parts.progress.value = progress;
     setAttribute(parts.progress, "aria-label", translate("loadProgress", { name }));
     parts.button.hidden = kind === "remote" || !mayControl;
+    parts.log.hidden = parts.button.hidden;
+    fillButton(parts.log, { words: translate("log"), label: translate("logOf", { name }), waits: false });
     const unloads = LOADED.has(state) || state === "stopping";
     fillButton(parts.button, {
       words: translate(unloads ? "unload" : "load"),
@@ -139,7 +148,7 @@ const models = new Rows(document.querySelector("#models"), {
       waits: IN_TRANSITION.has(state) || runningActions.has(`load ${name}`) || runningActions.has(`unload ${name}`),
     });
   },
-});
+};
 
 function toggle(name, parts) {
   if (parts.button.getAttribute("aria-disabled")) return;
@@ -149,30 +158,27 @@ function toggle(name, parts) {
 
 // Nodes ----------------------------------------------------------------------------------------------
 
-const nodes = new Rows(document.querySelector("#nodes"), {
-  empty: "noNodes",
+const nodes = {
   make(name) {
     const parts = makeLine("node", name);
+    parts.line.classList.add("node");
     parts.button.addEventListener("click", () => drain(name, parts));
     return parts;
   },
   fill(parts, status) {
-    const { id: name, kind, models: served, remote } = status;
-    // A local node is down whenever its model is not loaded, and the model's line shows the reason.
-    const isLocal = kind !== "remote";
-    const state = isLocal && status.state === "down" ? "stopped" : status.state;
-    fillLine(parts, { ...status, state, problem: isLocal ? null : status.problem }, `node ${name}`);
-    setText(parts.more, [remote?.url ?? translate(kind), served.length ? translate("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
+    const { id: name, state, models: served, remote } = status;
+    fillLine(parts, status, `node ${name}`);
+    setText(parts.more, [remote?.url ?? "", served.length ? translate("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
     const load = remote?.load ?? null;
     setShownAndSpoken(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, translate("loadIs", { n: percent(load) })]);
-    parts.button.hidden = !mayControl || isLocal || state === "draining" || state === "down"; // local ones are unloaded
+    parts.button.hidden = !mayControl || state === "draining" || state === "down";
     fillButton(parts.button, {
       words: translate(parts.isConfirming ? "drainConfirm" : "drain"),
       label: translate(parts.isConfirming ? "drainConfirmOf" : "drainOf", { name }),
       waits: runningActions.has(`drain ${name}`),
     });
   },
-});
+};
 
 /** Drain a node on the second click, because draining cannot be undone. */
 function drain(name, parts) {
@@ -225,8 +231,20 @@ export function showFleet(snapshot) {
 /** Redraw everything, in another language. */
 export const redrawFleet = () => draw();
 
+const list = new Rows(document.querySelector("#models"), { kinds: { model: models, node: nodes }, empty: "noModels" });
+
+/** Return the lines in order: each model, then the remote nodes of which it is the first model. */
+function entriesOf({ models: known, nodes: all }) {
+  const remote = all.filter(({ kind }) => kind === "remote");
+  const names = new Set(known.map(({ model }) => model));
+  const firstOf = (node) => node.models.find((model) => names.has(model));
+  const line = (node) => ["node", node.id, node];
+  const entries = known.flatMap((status) => [
+    ["model", status.model, status], ...remote.filter((node) => firstOf(node) === status.model).map(line),
+  ]);
+  return [...entries, ...remote.filter((node) => firstOf(node) === undefined).map(line)];
+}
+
 function draw() {
-  if (!latest) return;
-  models.show(latest.models, ({ model }) => model);
-  nodes.show(latest.nodes, ({ id }) => id);
+  if (latest) list.show(entriesOf(latest));
 }

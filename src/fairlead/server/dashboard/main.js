@@ -1,11 +1,19 @@
-// The dashboard's entry point: passes the server's data to the modules that show it.
+// The dashboard's entry point: passes the server's data to the modules that show it. The pages are offered in
+// the order in which they are imported.
 
-import { redrawChat, showModels } from "./chat.js";
+import { redrawChat, showModels, useChatsOf } from "./chat.js";
 import { setAttribute, setText } from "./element.js";
 import { offerActions, redrawFleet, showFleet } from "./fleet.js";
 import { askForKey } from "./key.js";
 import { server } from "./server.js";
 import { redrawTotals, showHistory, showTotals } from "./totals.js";
+import "./people.js";
+import "./requests.js";
+import { seeOwn, showErrors } from "./timings.js";
+import "./usage.js";
+import { offerAccesses } from "./accesses.js";
+import "./connect.js";
+import { redrawPages, startPages } from "./router.js";
 import { chooseFirstLanguage, chooseLanguage, currentLanguage, translate } from "./words.js";
 
 const link = document.querySelector("#link");
@@ -15,6 +23,15 @@ function showLink(state = link.dataset.state) {
   setAttribute(link, "data-state", state);
   setText(document.querySelector("#link-words"), translate(LINK_WORDS[state]));
   if (state === "key") askForKey();
+}
+
+/** Offer what a key may do, which the server has named by its role and its id. */
+function useCaller(role, id) {
+  offerActions(role);
+  seeOwn(role);
+  offerAccesses(role);
+  if (id !== link.dataset.caller) useChatsOf(id);
+  link.dataset.caller = id;
 }
 
 const language = document.querySelector("#language");
@@ -27,6 +44,7 @@ document.addEventListener("languagechange", () => {
   redrawTotals();
   redrawFleet();
   redrawChat();
+  redrawPages();
 });
 
 chooseFirstLanguage();
@@ -34,11 +52,13 @@ language.value = currentLanguage();
 redrawTotals();
 redrawChat();
 showLink();
+startPages();
 server.follow({
   history: showHistory,
   snapshot(snapshot) {
     showTotals(snapshot);
     showFleet(snapshot);
     showModels(snapshot);
+    showErrors(snapshot);
   },
-}, showLink, offerActions);
+}, showLink, useCaller);

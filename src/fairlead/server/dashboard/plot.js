@@ -1,24 +1,38 @@
-// One small plot of the last ten minutes. All plots share a cursor: pointing at one shows that time in each.
+// One small plot of the last minutes. All plots share a cursor: pointing at one shows that time in each.
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { span, times } from "./timeline.js";
 
 const sync = uPlot.sync("totals");
-const HEIGHT = 56;
+const HEIGHT = 92;
+const AXIS_PX = 44;
 
 /**
  * Draw into `host`. `floor` is the least upper end of the y axis, so that small values do not look large.
- * `onPoint` is called with the index under the cursor, or null. Returns `{draw(values)}`.
+ * `show` formats values on that axis. `onPoint` is called with the index under the cursor, or null. Returns
+ * `{draw(values)}`.
  */
-export function plotIn(host, { floor, stepped, onPoint }) {
+export function plotIn(host, { floor, stepped, show, onPoint }) {
   const colour = () => getComputedStyle(host).color;
+  const soft = () => getComputedStyle(host.parentElement.querySelector(".span")).color;
+  const line = () => getComputedStyle(host).borderBottomColor;
+  const axis = {
+    stroke: soft,
+    font: `11px ${getComputedStyle(document.documentElement).fontFamily}`,
+    grid: { stroke: line, width: 1 },
+    ticks: { show: false },
+    gap: 4,
+  };
   const plot = new uPlot(
     {
       width: Math.max(host.clientWidth, 20),
       height: HEIGHT,
-      padding: [3, 0, 1, 0],
+      padding: [6, 2, 0, 0],
       legend: { show: false },
-      axes: [{ show: false }, { show: false }],
+      axes: [
+        { ...axis, size: 18, splits: minutes, values: (_, splits) => splits.map((at) => ago(at - span()[1])) },
+        { ...axis, size: AXIS_PX, space: 26, values: (_, splits) => splits.map((value) => show(value)) },
+      ],
       cursor: { sync: { key: sync.key }, y: false, drag: { x: false, y: false }, points: { size: 5, fill: colour } },
       scales: {
         x: { time: false, range: span },
@@ -42,4 +56,17 @@ export function plotIn(host, { floor, stepped, onPoint }) {
   new ResizeObserver(() => plot.setSize({ width: Math.max(host.clientWidth, 20), height: HEIGHT })).observe(host);
   addEventListener("themechange", () => requestAnimationFrame(() => plot.redraw(false)));
   return { draw: (values) => plot.setData([times(), values]) };
+}
+
+/** Return about four times to mark, in round steps before now. */
+function minutes() {
+  const [from, to] = span();
+  const step = [15, 30, 60, 120, 180].find((seconds) => (to - from) / seconds <= 4.5) ?? 300;
+  return Array.from({ length: Math.floor((to - from) / step) + 1 }, (_, index) => to - index * step).reverse();
+}
+
+/** Write how long ago a time was: −5:00. */
+function ago(seconds) {
+  const whole = Math.round(-seconds);
+  return whole <= 0 ? "0" : `−${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
 }

@@ -55,7 +55,7 @@ export const server = Object.assign(new EventTarget(), {
   /**
    * Follow `GET /events` forever, and reconnect whenever it ends. Call `on[event](value)` for each
    * event, `onState` with "connecting", "live", "lost" or "key" (then wait for another key), and `onRole`
-   * with the role of the key in use.
+   * with the role and the id of the key in use.
    */
   async follow(on, onState, onRole) {
     let failures = 0;
@@ -67,7 +67,7 @@ export const server = Object.assign(new EventTarget(), {
       try {
         silence = setTimeout(abort, SILENCE_TIMEOUT_MS);
         const response = await server.call("events", { signal: attempt.signal });
-        onRole(response.headers.get("X-Fairlead-Role"));
+        onRole(response.headers.get("X-Fairlead-Role"), response.headers.get("X-Fairlead-Key") ?? "");
         for await (const { event, data } of eventsOf(response)) {
           clearTimeout(silence);
           silence = setTimeout(abort, SILENCE_TIMEOUT_MS);

@@ -1,10 +1,11 @@
 // The totals of the last ten minutes: columns of equal length, as uPlot needs them, oldest first.
 
-const SPAN_S = 600;
+const KEPT_S = 600;
 const MIN_SPAN_S = 60;
 const INTERVAL_S = 1;
-const NAMES = ["at_s", "waiting", "running", "mean_wait_s", "rejected", "tokens_per_s", "cache_usage"];
+const NAMES = ["at_s", "waiting", "running", "oldest_wait_s", "rejected", "tokens_per_s", "cache_usage"];
 
+let shownS = KEPT_S;
 let columns = Object.fromEntries(NAMES.map((name) => [name, []]));
 
 /** Begin with the server's history: the value of a `history` event. */
@@ -18,7 +19,7 @@ export function totalsOf({ at_s, queue, rejected, tokens, cache_usage }) {
     at_s,
     waiting: queue.waiting,
     running: queue.running,
-    mean_wait_s: queue.mean_wait_s,
+    oldest_wait_s: queue.oldest_wait_s,
     rejected: Object.values(rejected).reduce((sum, n) => sum + n, 0),
     tokens_per_s: tokens.generated_per_s,
     cache_usage,
@@ -30,7 +31,7 @@ export function add(totals) {
   const times = columns.at_s;
   if (times.length && totals.at_s <= times.at(-1)) return; // the clock was set back, or these are stored
   const replaces = times.length > 1 && totals.at_s - times.at(-2) < INTERVAL_S;
-  const old = times.findIndex((at) => at > totals.at_s - SPAN_S);
+  const old = times.findIndex((at) => at > totals.at_s - KEPT_S);
   for (const name of NAMES) {
     if (replaces) columns[name].pop();
     columns[name].push(totals[name]);
@@ -40,11 +41,16 @@ export function add(totals) {
 
 export const times = () => columns.at_s;
 
-/** Return the span to show, in seconds since 1970: up to ten minutes, but one minute at least. */
+/** Choose how many seconds to show, at most ten minutes. */
+export function chooseSpan(seconds) {
+  shownS = seconds;
+}
+
+/** Return the span to show, in seconds since 1970: what was chosen, or less if less is known. */
 export function span() {
   const to = columns.at_s.at(-1) ?? 0;
   const from = Math.min(columns.at_s[0] ?? 0, to - MIN_SPAN_S);
-  return [Math.max(from, to - SPAN_S), to];
+  return [Math.max(from, to - shownS), to];
 }
 
 /** Return a column to draw. Of rejections, which only grow, it has those of the minute before each row. */

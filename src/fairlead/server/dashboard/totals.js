@@ -1,12 +1,16 @@
-// The six totals, each with a plot of the last ten minutes, and a table for people who do not use plots.
+// The six totals, each with a plot of the last minutes, and a table for people who do not use plots.
 
 import { element, setAttribute, setText } from "./element.js";
+import { chosenModel } from "./chat.js";
 import { plotIn } from "./plot.js";
-import { add, begin, column, indexBefore, recentlyRejected, span, times, totalsOf } from "./timeline.js";
-import { count, percent, rate, translate, time } from "./words.js";
+import { addPage } from "./router.js";
+import { server } from "./server.js";
+import { add, begin, chooseSpan, column, indexBefore, recentlyRejected, span, times, totalsOf } from "./timeline.js";
+import { count, percent, rate, translate, time, wait } from "./words.js";
 
 const SUMMARY_EVERY_MS = 10_000;
 const MINUTES = 10;
+const ESTIMATE_EVERY_MS = 1000;
 
 // `column` of the timeline; `show` and `unit` format its values; `detail` returns the text next to them.
 const TOTALS = [
@@ -14,8 +18,7 @@ const TOTALS = [
     detail: ({ queue }) => translate("roomFor", { n: count(queue.capacity) }) },
   { id: "running", column: "running", show: count, floor: 4, stepped: true,
     detail: ({ queue }) => translate("ofSeats", { n: count(queue.seats) }) },
-  { id: "meanWait", column: "mean_wait_s", show: time, floor: 1,
-    detail: ({ queue }) => (queue.mean_service_s ? translate("service", { time: time(queue.mean_service_s) }) : "") },
+  { id: "oldestWait", column: "oldest_wait_s", show: time, floor: 1, detail: () => estimateWords() },
   { id: "tokens", column: "tokens_per_s", show: rate, floor: 10,
     detail: ({ tokens }) => translate("inAll", { n: count(tokens.generated) }) },
   { id: "cache", column: "cache_usage", show: percent, unit: "%", floor: 0.05, detail: () => "" },
@@ -26,6 +29,22 @@ const TOTALS = [
 let latest = null;
 let pointed = null;
 let summarized = -Infinity;
+let estimate = null; // of a new request's wait
+let estimatedAt = -Infinity;
+
+function estimateWords() {
+  if (!estimate) return "";
+  if (!estimate.position) return translate("noWait");
+  return estimate.estimated_wait_s === null ? "" : translate("newWaits", { time: wait(Math.max(1, estimate.estimated_wait_s)) });
+}
+
+/** Ask how long a new request for the chosen model would wait, while any waits. */
+async function askForEstimate(model) {
+  if (performance.now() - estimatedAt < ESTIMATE_EVERY_MS || document.hidden) return;
+  estimatedAt = performance.now();
+  const path = `queue/estimate?model=${encodeURIComponent(model)}`;
+  estimate = await server.call(path).then((response) => response.json()).catch(() => null);
+}
 
 const tiles = TOTALS.map((total) => {
   const tile = {
@@ -64,6 +83,11 @@ export function showHistory({ columns }) {
 export function showTotals(snapshot) {
   latest = { snapshot, totals: totalsOf(snapshot) };
   add(latest.totals);
+  if (!snapshot.queue.waiting) estimate = { position: 0 };
+  else if (chosenModel()) {
+    if (!estimate?.position) estimate = null; // of an empty queue
+    askForEstimate(chosenModel());
+  }
   draw();
 }
 
@@ -78,6 +102,7 @@ export function redrawTotals() {
 }
 
 function draw() {
+  [...picker.options].forEach((option) => setText(option, translate("lastMinutes", { n: Number(option.value) / 60 })));
   const summarize = performance.now() - summarized > SUMMARY_EVERY_MS;
   if (summarize) summarized = performance.now();
   for (const tile of tiles) {
@@ -125,4 +150,11 @@ function tabulate() {
   table.tBodies[0].replaceChildren(...rows);
 }
 
+const picker = document.querySelector("#now-window");
+picker.addEventListener("change", () => {
+  chooseSpan(Number(picker.value));
+  if (latest) draw();
+});
+
+addPage("now", "overview");
 document.querySelector("#minutes").addEventListener("toggle", () => latest && draw());

@@ -77,6 +77,12 @@ export function time(seconds) {
   return unit(Math.floor(whole / 60), "minute") + (rest && whole < 600 ? ` ${unit(rest, "second")}` : "");
 }
 
+/** Format a duration below a second in milliseconds. */
+export const milliseconds = (seconds) => `${format(seconds * 1000, { maximumFractionDigits: seconds < 0.01 ? 1 : 0 })} ms`;
+
+/** Format a day, from seconds since 1970. */
+export const date = (at) => new Intl.DateTimeFormat(language, { dateStyle: "medium" }).format(new Date(at * 1000));
+
 /** Format a duration of which only whole seconds are known. */
 export const wait = (seconds) => (seconds < 60 ? unit(Math.round(seconds), "second") : time(seconds));
 

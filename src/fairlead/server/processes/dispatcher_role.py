@@ -16,6 +16,7 @@ from fairlead.base.requester import Requester
 from fairlead.base.runtime.gc_tuning import freeze
 from fairlead.base.supervision import contain, keep_running
 from fairlead.distributed.frontends.server import FrontServer
+from fairlead.distributed.frontends.shared_board import SharedBoard
 from fairlead.distributed.frontends.shared_quotas import SharedQuotas
 from fairlead.distributed.frontends.shared_store import SharedStore
 from fairlead.distributed.ipc.address import LinkAddress, listen
@@ -28,6 +29,7 @@ from fairlead.distributed.supervisor import control
 from fairlead.distributed.supervisor.fleet_state import encoded, state_of
 from fairlead.distributed.supervisor.shared_counts import SharedCounts
 from fairlead.distributed.supervisor.supervised_process import SupervisedProcesses
+from fairlead.generation.metrics.board import RequestBoard
 from fairlead.language.checkpoint.folder import read_folder
 from fairlead.language.text.hub import find_model
 from fairlead.language.text.model import TextModel
@@ -109,6 +111,7 @@ class DispatcherRole:
             self._keeper.subjects = self._budget_subjects
         self._store = SharedStore(self._keeper, lambda: self._server.fronts)
         self._counts = SharedCounts()
+        self._board = SharedBoard(RequestBoard(self._dispatcher.open_jobs))
         self._server = FrontServer(
             self._dispatcher,
             epoch=start.epoch,
@@ -123,6 +126,7 @@ class DispatcherRole:
                 "output": self._output,
                 "keep": lambda _front, model, ttl_s, by: self._fleet.keep(model, ttl_s, by=_requester(by)),
                 "node_requested": self._count_request,
+                **self._board.questions,
                 **self._counts.questions,
                 **self._quotas.questions,
                 **self._store.questions,
@@ -232,6 +236,7 @@ class DispatcherRole:
     def _front_ended(self, name: str) -> None:
         self._quotas.end_front(name)
         self._counts.end_front(name)
+        self._board.end_front(name)
         self._store.end_front(name)
 
     async def _load_model(self, model: str, by: object) -> None:

@@ -17,6 +17,7 @@ from fairlead.base.errors import NoNode
 from fairlead.base.runtime.gc_tuning import freeze
 from fairlead.base.supervision import contain, keep_running
 from fairlead.distributed.frontends.client import ANSWER_TIMEOUT_S, NO_ANSWER, DispatchClient
+from fairlead.distributed.frontends.shared_board import RemoteBoard
 from fairlead.distributed.frontends.shared_quotas import RemoteQuotas
 from fairlead.distributed.frontends.shared_store import RemoteStore
 from fairlead.distributed.ipc.address import LinkAddress, connect
@@ -112,6 +113,7 @@ class FrontRole:
         self._client = DispatchClient([partial(self._connect, at) for at in addresses], config.queue)
         self._quotas = RemoteQuotas(self._client, timeout_s=config.queue.timeout_s)
         self._counts = CountsView(self._client)
+        self._board = RemoteBoard(self._client)
         self._store = RemoteStore(self._client)
         self._usage = UsageWriter(UsageJournal())
         self._recorder: UsageRecorder | None = None
@@ -154,6 +156,7 @@ class FrontRole:
             nursery.start_soon(self._client.run)
             nursery.start_soon(keep_running, "state of the fleet", view.run)
             nursery.start_soon(keep_running, "counts", self._report_counts)
+            nursery.start_soon(keep_running, "ended requests", self._board.run)
             freeze()
             sockets.listen()
             self.address = address_of(sockets.all[0])
@@ -232,6 +235,7 @@ class FrontRole:
             fronts=self._config.fronts,
             store=self._store if self._config.has_store else None,
             journal=self._usage.journal.statistics,
+            board=self._board,
         )
 
     def _handle(
@@ -261,6 +265,7 @@ class FrontRole:
         app.change_keys(config.api_keys, config.teams)
 
     def _record(self, view: FleetView, timeline: RequestTimeline) -> None:
+        self._board.record(timeline)
         self._request_log.add(timeline, view.load_times(timeline.job.model))
         if self._recorder is not None:
             self._recorder.add(timeline)

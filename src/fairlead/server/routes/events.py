@@ -125,7 +125,9 @@ class ScopedSnapshot:
             return
         self._taken = taken
         snapshot = self._snapshots.scope_of(self._api_key).of_snapshot(taken)
-        seen = msgspec.structs.replace(snapshot, at_s=0.0)  # a new time alone is not a change
+        # That time goes on is no change.
+        queue = msgspec.structs.replace(snapshot.queue, oldest_wait_s=0.0)
+        seen = msgspec.structs.replace(snapshot, at_s=0.0, queue=queue)
         if seen != self._seen:
             self._seen = seen
             self.changes += 1

@@ -25,7 +25,7 @@ class Totals(msgspec.Struct, frozen=True):
     at_s: Its time, in seconds since 1970.
     waiting: Jobs in the queue.
     running: Jobs with a seat.
-    mean_wait_s: The mean wait of the last 100 jobs, in seconds.
+    oldest_wait_s: How long the job waited that waited longest, in seconds.
     rejected: Jobs that were refused since the start.
     tokens_per_s: Tokens that were generated in a second.
     cache_usage: The used part of all KV caches, 0…1; None: there is none.
@@ -34,7 +34,7 @@ class Totals(msgspec.Struct, frozen=True):
     at_s: float
     waiting: int
     running: int
-    mean_wait_s: float
+    oldest_wait_s: float
     rejected: int
     tokens_per_s: float
     cache_usage: float | None
@@ -68,7 +68,7 @@ def totals_of(snapshot: Snapshot) -> Totals:
         at_s=round(snapshot.at_s, 3),
         waiting=snapshot.queue.waiting,
         running=snapshot.queue.running,
-        mean_wait_s=round(snapshot.queue.mean_wait_s, 3),
+        oldest_wait_s=round(snapshot.queue.oldest_wait_s, 3),
         rejected=sum(snapshot.rejected.values()),
         tokens_per_s=snapshot.tokens.generated_per_s,
         cache_usage=snapshot.cache_usage,

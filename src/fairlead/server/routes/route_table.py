@@ -29,6 +29,7 @@ from fairlead.server.organization.table import ORGANIZATION_ROUTES
 from fairlead.server.responses.table import RESPONSE_ROUTES
 from fairlead.server.routes import schemas
 from fairlead.server.routes.admin import Admin
+from fairlead.server.routes.board import BoardRoutes, PeopleList, RequestList, TimingList
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
 from fairlead.server.routes.generate import INVOCATION_BODY, GenerationViews
@@ -264,6 +265,45 @@ _QUEUE = group(
         answer=WaitEstimate,
         errors=(400, 404),
         query={"model": "The model of the request. Not needed if there is only one."},
+    ),
+    _get(
+        path="/v1/requests",
+        view=BoardRoutes.requests,
+        permission=Permission.STRICT,
+        summary="List the requests that wait or run, and the last 1000 that ended: with an operator's key "
+        "everybody's, with any other key its own.",
+        answer=RequestList,
+        errors=(400, 503),
+        query={
+            "state": "Only those that are waiting, running or ended.",
+            "model": "Only those for this model.",
+            "tenant": "Only those of this tenant.",
+            "team": "Only those of this team.",
+            "node": "Only those at this node.",
+            "priority": "Only those of this class.",
+            "outcome": "Only those with this outcome: success, client_left, an error's code; failed: all but "
+            "success.",
+            "limit": "Maximum number of open ones, and of those that ended. Default: 1000.",
+        },
+    ),
+    _get(
+        path="/tenants",
+        view=BoardRoutes.people,
+        permission=Permission.STRICT,
+        summary="List the tenants of the last day with their open requests, shares, limits and budgets: with "
+        "an operator's key all, with any other key its own.",
+        answer=PeopleList,
+        errors=(503,),
+    ),
+    _get(
+        path="/timings",
+        view=BoardRoutes.timings,
+        permission=Permission.STRICT,
+        summary="Return how long requests took and how they ended; unless with an operator's key, of the "
+        "caller's own among the last 1000.",
+        answer=TimingList,
+        errors=(400, 503),
+        query={"window": "10m, 1h or 24h. Default: 1h."},
     ),
 )
 

@@ -89,6 +89,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             paths=tuple(dict.fromkeys(route.path for route in routes)),
             id_headers=lambda path: self._error_formats.of(path).request_id_headers,
             requester=self._reader.requester,
+            refused=services.board.refuse,
             flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
         self.callers = Callers(TrustedProxies(services.config.trusted_proxies), self._auth.line_of)

@@ -17,6 +17,7 @@ from fairlead.server.organization.keys import KeyRoutes
 from fairlead.server.organization.usage import UsageRoutes
 from fairlead.server.responses.routes import ResponseRoutes
 from fairlead.server.routes.admin import Admin
+from fairlead.server.routes.board import BoardRoutes
 from fairlead.server.routes.events import Events
 from fairlead.server.routes.fleet import FleetRoutes
 from fairlead.server.routes.generate import GenerationViews
@@ -42,7 +43,7 @@ class Views:
     reader: Reads requests, and has the jobs.
     auth: Checks what only operators may do.
     cors: Says which pages of other servers may send requests.
-    authenticator: Says whether the key of a batch is still valid.
+    authenticator: Says whether the key of a batch is still valid, and has the keys of other people.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Views:
             UpstreamRoute(reader, cors),
             MediaRoutes(reader, cors),
             QueueRoutes(reader),
+            BoardRoutes(reader, authenticator),
             FleetRoutes(reader),
             Admin(services),
             KeyRoutes(reader),
