@@ -18,6 +18,7 @@ QUEUE = {
     "capacity": 100,
     "seats": 4,
     "mean_wait_s": 1.25,
+    "oldest_wait_s": 1.25,
     "mean_service_s": 2.5,
 }
 MODELS = [
@@ -64,12 +65,70 @@ def test_ps_shows_what_top_shows(reporting_server, capsys):
     shown = capsys.readouterr().out
     assert shown.splitlines()[:2] == [
         "3 running on 4 seats, 5 waiting of 100, 42 tokens/s",
-        "mean wait 1.2 s   mean service 2.5 s   rejected 3   cache 25%",
+        "oldest wait 1.2 s   mean service 2.5 s   rejected 3   cache 25%",
     ]
     small, large = (next(line for line in shown.splitlines() if name in line) for name in ("small", "large"))
     assert small.split() == ["small", "ready", "engine", "3/4", "512", "MiB", "25%"]
     assert large.split() == ["large", "loading", "40%", "weights", "command", "0/0", "-", "-"]
     assert "engine:small" not in shown
+
+
+TENANTS = [
+    {
+        "tenant": "ana[red]\x1b[2J",
+        "team": "red",
+        "waiting": 2,
+        "running": 1,
+        "oldest_wait_s": 4.25,
+        "minute": {"part": 0.5, "fair": 0.25},
+        "day": {"part": 0.75, "fair": 0.5},
+        "limits": [
+            {"kind": "tokens_per_day", "subject": "user:ana", "limit": 100, "used": 90},
+            {"kind": "concurrent", "subject": "key-1", "limit": 8, "used": 1},
+        ],
+        "something_newer": 1,
+    }
+]
+REQUESTS = [
+    {"id": "r-1", "state": "waiting", "tenant": "ana", "model": "small", "position": 3, "took_s": 4.25},
+    {
+        "id": "r-2",
+        "state": "running",
+        "tenant": "ana",
+        "tokens": 40,
+        "tokens_per_s": 19.7,
+        "first_token_s": 0.5,
+    },
+    {"id": "r-3", "state": "ended", "tenant": "ben", "outcome": "node_failed", "problem": "it\x1b fell over"},
+]
+
+
+def test_ps_shows_the_tenants_and_requests_that_the_key_may_see(reporting_server, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    reporting_server.json_answers |= {
+        "/tenants": {"data": TENANTS},
+        "/v1/requests?limit=15": {"data": REQUESTS, "waiting": 1, "running": 1},
+    }
+    assert main(["ps", "--url", reporting_server.url, "--api-key", "sk-1"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    tenant = next(line for line in shown.splitlines() if "ana[red]" in line)
+    assert tenant.split()[-11:] == [
+        *("red", "2", "1", "4.2", "s", "50%", "0%", "75%", "50%", "tokens_per_day", "90%")
+    ]
+    first, second, third = (next(line for line in shown.splitlines() if f"r-{n}" in line) for n in (1, 2, 3))
+    assert "waiting 3" in first
+    assert second.split()[-6:] == ["0.0", "s", "0.5", "s", "40", "20"]
+    assert "node_failed: it  fell over" in third
+    assert reporting_server.keys == {"Bearer sk-1"}
+
+
+def test_json_of_ps_has_tenants_and_requests(reporting_server, capsys):
+    reporting_server.json_answers["/tenants"] = {"data": TENANTS}
+    assert main(["ps", "--json", "--url", reporting_server.url]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["tenants"][0]["waiting"] == 2
+    assert document["requests"] == []  # the server does not have this route
 
 
 def test_markup_and_control_characters_of_a_server_have_no_effect(reporting_server, capsys):
@@ -89,7 +148,7 @@ def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(report
 
 def test_ps_prints_the_same_figures_as_json(reporting_server, capsys):
     assert main(["ps", "--url", reporting_server.url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == SNAPSHOT
+    assert json.loads(capsys.readouterr().out) == {**SNAPSHOT, "tenants": [], "requests": []}
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"]])
@@ -184,7 +243,7 @@ def lines_of(reporting_server, *arguments: str) -> list[str]:
 
 
 def test_top_in_a_pipe_writes_a_line_for_each_snapshot(reporting_server):
-    expected = "waiting 5  running 3/4  tokens/s 42  mean wait 1.2 s  rejected 3"
+    expected = "waiting 5  running 3/4  tokens/s 42  oldest wait 1.2 s  rejected 3"
     assert [expected] * 4 == lines_of(reporting_server)
 
 

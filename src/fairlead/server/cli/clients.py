@@ -85,7 +85,9 @@ def run(
 
 
 def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
-    """Show the queue, the models and the nodes of a server once; `top` shows them continuously.
+    """Show the queue, models, nodes, tenants and requests of a server once; `top` shows them continuously.
+
+    Tenants and requests are those that the key may see: with an operator's key all.
 
     Parameters
     ----------
@@ -98,7 +100,9 @@ def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
 
 
 def top(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
-    """Show the queue, the models and the nodes of a server continuously, until q or Ctrl-C.
+    """Show the queue, models, nodes, tenants and requests of a server continuously, until q or Ctrl-C.
+
+    Tenants and requests are those that the key may see: with an operator's key all.
 
     Parameters
     ----------

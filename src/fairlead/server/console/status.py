@@ -13,6 +13,7 @@ import msgspec
 
 from fairlead.base.errors import printable
 from fairlead.generation.metrics.totals import QueueTotals, TokenTotals
+from fairlead.server.console.board import board_tables, read_board
 from fairlead.server.console.client import Client, ServerError
 
 if TYPE_CHECKING:
@@ -128,14 +129,15 @@ def read_snapshot(data: str) -> ServerView:
 
 
 def ps(client: Client, *, as_json: bool) -> int:
-    """Print the first of the snapshots that `top` shows. Return the exit code."""
+    """Print the first of the snapshots that `top` shows, and tenants and requests. Return the exit code."""
     with client.events("/events") as events:
         data = next((data for name, data in events if name == "snapshot"), None)
     if data is None:
         raise ServerError(f"{client.url}/events did not answer as a Fairlead server does")
-    view = read_snapshot(data)
+    view, board = read_snapshot(data), read_board(client)
     if as_json:
-        print(msgspec.json.format(data, indent=2))
+        document = msgspec.json.decode(data) | msgspec.to_builtins(board)
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return 0
     from rich.console import Console
 
@@ -146,17 +148,17 @@ def ps(client: Client, *, as_json: bool) -> int:
         f"{view.tokens.generated_per_s:.0f} tokens/s"
     )
     console.print(totals(view))
-    for part in tables(view):
+    for part in (*tables(view), *board_tables(board)):
         console.print(part)
     return 0
 
 
 def totals(view: ServerView) -> str:
-    """Return the line of means and totals."""
+    """Return the line of waits and totals."""
     cache = "-" if view.cache_usage is None else f"{view.cache_usage:.0%}"
     queue = view.queue
     return (
-        f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
+        f"oldest wait {queue.oldest_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
         f"rejected {sum(view.rejected.values())}   cache {cache}"
     )
 

@@ -9,11 +9,13 @@ import math
 import os
 import select
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from fairlead.server.console.board import BoardView, board_tables, read_board
 from fairlead.server.console.client import Client, ServerError
 from fairlead.server.console.status import ServerView, read_snapshot, tables, totals
 
@@ -24,6 +26,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 BAR_S = 1.0
 MAX_BARS = 600
 LABEL = 23  # characters before the bars
+BOARD_S = 1.0  # how often tenants and requests are read
 
 
 def top(client: Client, *, as_json: bool) -> int:
@@ -35,7 +38,7 @@ def top(client: Client, *, as_json: bool) -> int:
                 for data in snapshots:
                     print(json.dumps(json.loads(data)), flush=True)
             elif sys.stdout.isatty():
-                if _live(client.url, map(read_snapshot, snapshots)):
+                if _live(client, map(read_snapshot, snapshots)):
                     return 0
             else:
                 for view in map(read_snapshot, snapshots):
@@ -45,17 +48,20 @@ def top(client: Client, *, as_json: bool) -> int:
     raise ServerError(f"{client.url} has ended the stream: it is stopping")
 
 
-def _live(url: str, views: Iterator[ServerView]) -> bool:
-    """Show the snapshots until they end; return whether the user quit."""
+def _live(client: Client, views: Iterator[ServerView]) -> bool:
+    """Show the snapshots until they end, with tenants and requests; return whether the user quit."""
     from rich.console import Console
     from rich.live import Live
 
     past: deque[ServerView] = deque(maxlen=MAX_BARS)
     console = Console()
+    board, read_at = BoardView(), -BOARD_S
     with _keys() as quit_pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         for view in views:
             remember(past, view)
-            live.update(_page(url, past, bars=console.width - LABEL), refresh=True)
+            if time.monotonic() - read_at >= BOARD_S:
+                board, read_at = read_board(client), time.monotonic()
+            live.update(_page(client.url, past, board, bars=console.width - LABEL), refresh=True)
             if quit_pressed():
                 return True
     return False
@@ -68,7 +74,7 @@ def remember(past: "deque[ServerView]", view: ServerView) -> None:
     past.append(view)
 
 
-def _page(url: str, past: "deque[ServerView]", *, bars: int) -> "RenderableType":
+def _page(url: str, past: "deque[ServerView]", board: BoardView, *, bars: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
@@ -86,6 +92,7 @@ def _page(url: str, past: "deque[ServerView]", *, bars: int) -> "RenderableType"
         Text(totals(now)),
         Text(),
         *tables(now),
+        *board_tables(board),
     )
 
 
@@ -107,7 +114,7 @@ def _line(view: ServerView) -> str:
     queue = view.queue
     return (
         f"waiting {queue.waiting}  running {queue.running}/{queue.seats}  "
-        f"tokens/s {view.tokens.generated_per_s:.0f}  mean wait {queue.mean_wait_s:.1f} s  "
+        f"tokens/s {view.tokens.generated_per_s:.0f}  oldest wait {queue.oldest_wait_s:.1f} s  "
         f"rejected {sum(view.rejected.values())}"
     )
 

@@ -1,0 +1,207 @@
+"""The console's pages on a real server under the load of three teams, for each role."""
+
+import json
+import socket
+import time
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import pytest
+
+from browser.headless import expect, serious_violations, wait_until_live
+from e2e.real_server import configured, real_server, until
+
+TEAMS = {"ana": "red", "ben": "blue", "carl": "green"}
+KEYS = [
+    {"key": "sk-ana", "user": "ana", "team": "red", "limits": {"requestsPerMinute": 1000}},
+    {"key": "sk-ben", "user": "ben", "team": "blue"},
+    {"key": "sk-carl", "user": "carl", "team": "green"},
+    {"key": "sk-olga", "user": "olga", "role": "admin"},
+]
+PAGES = ("now", "people", "requests", "latency", "errors", "usage", "keys", "connect")
+LOOKS = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "phone": {"width": 380, "height": 800, "has_touch": True},
+    "wide": {"width": 2400, "height": 1200},
+}
+# A page polls each 0.9 s; the rest allows for other tests that run at the same time.
+SHOWN_S = 3.0
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two fronts"])
+def server(chromium, request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("console")
+    teams = {team: {} for team in TEAMS.values()}
+    arguments = configured(folder, {"slots": 1}, fronts=request.param, apiKeys=KEYS, teams=teams)
+    with real_server(*arguments, "--store", str(folder / "store.db")) as running:
+        yield running
+
+
+def bearer(user):
+    return {"Authorization": f"Bearer sk-{user}"}
+
+
+@contextmanager
+def opened(chromium, server, user, page="now", **options):
+    """Open a page of the console with a user's key."""
+    with chromium.open(f"{server.url}/#{page}", expected="401", **options) as found:
+        found.locator("#key").fill(f"sk-{user}")
+        found.keyboard.press("Enter")
+        wait_until_live(found)
+        yield found
+
+
+@contextmanager
+def requests(server, *users):
+    """Have each user send a request that takes long; disconnect when the block ends."""
+    with ExitStack() as sockets:
+        for number, user in enumerate(users):
+            body = {
+                "prompt": "Count from 1 to 90.",
+                "n": 16,
+                "max_tokens": 900,
+                "ignore_eos": True,
+                "stream": True,
+            }
+            content = json.dumps(body).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sk-{user}\r\n"
+                f"X-Request-Id: {user}-{number}\r\nContent-Length: {len(content)}\r\n\r\n"
+            )
+            client = sockets.enter_context(socket.create_connection(server.address))
+            client.sendall(head.encode() + content)
+        yield
+    until(lambda: not listed(server, "olga", state="running"))
+
+
+def listed(server, user, **query):
+    answer = httpx.get(f"{server.url}/v1/requests", params=query, headers=bearer(user), timeout=60)
+    return answer.json()["data"]
+
+
+def answered(server, user, count=1):
+    for _ in range(count):
+        body = {"prompt": "What is Fairlead?", "max_tokens": 8}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer(user), timeout=60)
+        assert answer.status_code == 200
+
+
+def names(page, column=1):
+    return set(page.locator(f"#requests tbody td:nth-of-type({column + 1})").all_inner_texts())
+
+
+def test_people_and_requests_are_shown_soon_and_an_operator_cancels(chromium, server):
+    with opened(chromium, server, "olga", "requests") as page, requests(server, "ana", "ben", "carl"):
+        until(
+            lambda: (
+                len(listed(server, "olga", state="waiting") + listed(server, "olga", state="running")) == 3
+            )
+        )
+        began = time.monotonic()
+        for user, number in (("ana", 0), ("ben", 1), ("carl", 2)):
+            expect(page.locator(f'[data-row="{user}-{number}"]')).to_be_visible()
+        assert time.monotonic() - began < SHOWN_S
+        row = page.locator('[data-row="ben-1"]')
+        row.get_by_role("button").click()
+        expect(row.get_by_role("button")).to_have_text("Confirm")
+        row.get_by_role("button").click()
+        expect(page.locator('[data-row^="ben-1 "]')).to_contain_text("Cancelled")
+        expect(row).to_have_count(0)
+        page.locator("#request-filters [name=tenant]").select_option("carl")
+        expect(page.locator('[data-row="ana-0"]')).to_have_count(0)
+        expect(page.locator('[data-row="carl-2"]')).to_be_visible()
+        page.evaluate("location.hash = 'people'")
+        expect(page.locator('#people [data-row="ana"]')).to_contain_text("red")
+        expect(page.locator('#people [data-row="carl"]')).to_contain_text("fair")
+        expect(page.locator('#people [data-row="ana"] .limits')).to_contain_text("requests a minute")
+
+
+def test_user_sees_only_their_own(chromium, server):
+    for user in TEAMS:
+        answered(server, user)
+    with requests(server, "ana", "ben", "carl"):
+        until(lambda: len(listed(server, "ben")) > 1)
+        with opened(chromium, server, "ben", "requests") as page:
+            expect(page.locator('[data-row="ben-1"]')).to_be_visible()
+            for hidden in ("requests", "people"):
+                page.evaluate("page => { location.hash = page }", hidden)
+                expect(page.locator(f"#{hidden} tbody tr").first).to_be_visible()
+                shown = page.locator(f"#page-{hidden}").inner_text()
+                assert "ben" in shown
+                assert not [other for other in ("ana", "carl", "red", "green") if other in shown.split()]
+            page.evaluate("location.hash = 'errors'")
+            expect(page.locator("#errors-own")).to_contain_text("your own")
+            expect(page.get_by_role("link", name="Keys")).to_be_hidden()
+            content = page.content()
+            assert "ana-0" not in content
+            assert "carl-2" not in content
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_pages_have_no_accessibility_violations(chromium, server, look):
+    for user in TEAMS:
+        answered(server, user, 2)
+    refused = httpx.post(
+        f"{server.url}/v1/completions", json={"model": "absent", "prompt": "x"}, headers=bearer("ana")
+    )
+    assert refused.status_code == 404
+    with requests(server, "ana", "ben", "carl"), opened(chromium, server, "olga", **LOOKS[look]) as page:
+        for name in PAGES:
+            page.evaluate("page => { location.hash = page }", name)
+            section = page.locator(f"#page-{name}")
+            expect(section).to_be_visible()
+            if name in ("people", "requests", "latency", "errors", "usage"):
+                expect(section.locator("tbody tr").first).to_be_visible()
+            if name in ("latency", "usage", "errors"):
+                expect(section.locator("canvas").first).to_be_visible()
+            expect(page.locator("#page-problem")).to_be_hidden()
+            assert serious_violations(page) == []
+            width = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert width <= 0, name
+            chromium.save_screenshot(page, f"console-{name}-{look}")
+        if look == "phone":
+            page.evaluate("location.hash = 'now'")
+            chat, totals = (page.locator(each).bounding_box() for each in (".chat", "#totals"))
+            assert chat["y"] < totals["y"]
+
+
+def test_key_is_made_used_rotated_and_revoked(chromium, server):
+    with opened(chromium, server, "olga", "keys") as page:
+        page.get_by_text("Make a key").first.click()
+        page.locator("#access-form [name=name]").fill("dora's laptop")
+        page.locator("#access-form [name=user]").fill("dora")
+        page.locator("#access-form button").click()
+        value = page.locator("#access-made code").inner_text()
+        row = page.locator("#accesses tbody tr").filter(has_text="dora's laptop")
+        expect(row).to_contain_text("dora")
+        headers = {"Authorization": f"Bearer {value}"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+        row.get_by_role("button", name="Rotate").click()
+        row.get_by_role("button", name="Rotate").click()
+        expect(page.locator("#access-made code")).not_to_have_text(value)
+        row.get_by_role("button", name="Revoke").click()
+        row.get_by_role("button", name="Revoke").click()
+        expect(row).to_have_count(0)
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401
+
+
+def test_log_of_a_model_is_shown_to_operators(chromium, server):
+    with opened(chromium, server, "olga") as page:
+        page.get_by_role("button", name="Log of fairlead-demo").click()
+        expect(page.locator("#log-dialog")).to_be_visible()
+        expect(page.locator("#log")).not_to_be_empty()
+        assert serious_violations(page) == []
+        page.locator("#log-close").click()
+    with opened(chromium, server, "ana") as page:
+        expect(page.get_by_role("button", name="Log of fairlead-demo")).to_be_hidden()
+
+
+def test_snippets_run_with_the_models_name(chromium, server):
+    with opened(chromium, server, "ana", "connect") as page:
+        expect(page.locator("#version")).not_to_be_empty()
+        expect(page.locator("#address")).to_have_text(f"{server.url}/v1")
+        expect(page.locator("#curl code")).to_contain_text('"model":"fairlead-demo"')
+        expect(page.locator("#python code")).to_contain_text('model="fairlead-demo"')
