@@ -97,15 +97,20 @@ def wait_until_live(page) -> None:
     expect(page.locator("#chat-model option")).not_to_have_count(0)
 
 
-def serious_violations(page) -> list[str]:
-    """Return the serious and critical accessibility violations that axe-core finds."""
+def violations(page, *impacts: str) -> list[str]:
+    """Return the accessibility violations that axe-core finds, with these impacts; without any, all."""
     found = axe.Axe().run(page).response["violations"]
     return [
         f"{violation['id']}: {node['html']}: {node['failureSummary']}"
         for violation in found
-        if violation["impact"] in {"serious", "critical"}
+        if not impacts or violation["impact"] in impacts
         for node in violation["nodes"]
     ]
+
+
+def serious_violations(page) -> list[str]:
+    """Return the serious and critical accessibility violations that axe-core finds."""
+    return violations(page, "serious", "critical")
 
 
 def tab_to(page, selector: str, most: int = 40) -> None:

@@ -80,6 +80,7 @@ export class Chart {
       width: Math.max(this.host.clientWidth, 40),
       height: HEIGHT,
       legend: { show: false },
+      padding: [8, 28, 0, 0],
       drawOrder: ["axes", "series"],
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: true, range: (_, from, to) => [from, this.bars ? to + this.step : to] }, y: { range: (_, __, most) => [0, (most || 1) * 1.1] } },

@@ -3,9 +3,11 @@
 import { copyButton } from "./copy.js";
 import { element, setText } from "./element.js";
 import { textModels } from "./models.js";
-import { addPage, report, wordsOf } from "./router.js";
+import { addPage, poll } from "./router.js";
 import { server } from "./server.js";
 import { translate } from "./words.js";
+
+const EVERY_MS = 60_000;
 
 const picker = document.querySelector("#connect-model");
 const version = document.querySelector("#version");
@@ -52,14 +54,9 @@ function draw() {
   setText(snippets.python, python(picker.value));
 }
 
-async function start() {
-  try {
-    const found = await server.call("version").then((response) => response.json());
-    setText(version, found.version);
-  } catch (error) {
-    report(wordsOf(error));
-  }
-}
-
 picker.addEventListener("change", draw);
-addPage("connect", "connect", { start: () => { start(); return () => {}; }, draw });
+document.addEventListener("modelschange", draw);
+addPage("connect", "connect", {
+  start: () => poll("version", EVERY_MS, (found) => { setText(version, found.version); draw(); }),
+  draw,
+});

@@ -12,6 +12,7 @@ const dialog = document.querySelector("#log-dialog");
 const heading = document.querySelector("#log-heading");
 const shown = document.querySelector("#log");
 const problem = document.querySelector("#log-problem");
+const hint = document.querySelector("#log-hint");
 let reading = new AbortController();
 
 /** Show the log of a model. */
@@ -20,6 +21,7 @@ export async function openLog(name) {
   const mine = reading = new AbortController();
   setText(heading, translate("logOf", { name }));
   setText(problem, "");
+  setText(hint, translate("logEmpty"));
   setText(shown, "");
   if (!dialog.open) dialog.showModal();
   try {
@@ -36,6 +38,7 @@ export async function openLog(name) {
 }
 
 function add(text) {
+  if (text) setText(hint, "");
   const atEnd = shown.scrollHeight - shown.scrollTop - shown.clientHeight < NEAR_END_PX;
   shown.append(text);
   if (shown.textContent.length > MOST_CHARS) setText(shown, shown.textContent.slice(-MOST_CHARS / 2));

@@ -16,7 +16,7 @@ function makesText(card) {
   return !Array.isArray(made) || made.includes("text");
 }
 
-/** Take the models of a snapshot; call `onChange` when more is known of them. */
+/** Take the models of a snapshot; call `onChange`, and dispatch `modelschange`, when more is known of them. */
 export async function knowModels(models, onChange) {
   names = models.filter(({ unlisted }) => !unlisted).map(({ model }) => model);
   const seen = JSON.stringify([server.key.length, models.map(({ model, state }) => [model, state])]);
@@ -29,4 +29,5 @@ export async function knowModels(models, onChange) {
     wanted = "";
   }
   onChange();
+  document.dispatchEvent(new Event("modelschange"));
 }

@@ -6,6 +6,7 @@ import { span, times } from "./timeline.js";
 const sync = uPlot.sync("totals");
 const HEIGHT = 92;
 const AXIS_PX = 44;
+const LABEL_PX = 48;
 
 /**
  * Draw into `host`. `floor` is the least upper end of the y axis, so that small values do not look large.
@@ -30,7 +31,7 @@ export function plotIn(host, { floor, stepped, show, onPoint }) {
       padding: [6, 2, 0, 0],
       legend: { show: false },
       axes: [
-        { ...axis, size: 18, splits: minutes, values: (_, splits) => splits.map((at) => ago(at - span()[1])) },
+        { ...axis, size: 18, splits: (plot) => minutes(plot.width), values: (_, splits) => splits.map((at) => ago(at - span()[1])) },
         { ...axis, size: AXIS_PX, space: 26, values: (_, splits) => splits.map((value) => show(value)) },
       ],
       cursor: { sync: { key: sync.key }, y: false, drag: { x: false, y: false }, points: { size: 5, fill: colour } },
@@ -58,10 +59,11 @@ export function plotIn(host, { floor, stepped, show, onPoint }) {
   return { draw: (values) => plot.setData([times(), values]) };
 }
 
-/** Return about four times to mark, in round steps before now. */
-function minutes() {
+/** Return the times to mark in a plot of this width, in round steps before now. */
+function minutes(width) {
   const [from, to] = span();
-  const step = [15, 30, 60, 120, 180].find((seconds) => (to - from) / seconds <= 4.5) ?? 300;
+  const most = Math.max(1.5, (width - AXIS_PX) / LABEL_PX);
+  const step = [15, 30, 60, 120, 180].find((seconds) => (to - from) / seconds <= most) ?? 300;
   return Array.from({ length: Math.floor((to - from) / step) + 1 }, (_, index) => to - index * step).reverse();
 }
 

@@ -88,9 +88,15 @@ addPage("latency", "latency", {
 
 const errorsWindow = document.querySelector("#errors-window");
 const errorsChart = new Chart(document.querySelector("#errors-chart"), { show: count, bars: true });
+/** Return what a code means, in the words of the chat or others. */
+function meaningOf(code) {
+  const key = [`meaning_${code}`, code].find(hasText);
+  return key === undefined ? "" : translate(key, { wait: "…", reason: "…" });
+}
+
 const errorsTable = new Table(document.querySelector("#errors"), [
   { head: "kind", show: ({ code }) => outcomeWords(code), title: ({ code }) => code },
-  { head: "meaning", show: ({ code }) => (hasText(code) ? translate(code, { wait: "…", reason: "…" }) : "") },
+  { head: "meaning", show: ({ code }) => meaningOf(code) },
   { head: "inWindow", number: true, show: ({ recent }) => count(recent) },
   { head: "sinceStart", number: true, show: ({ all }) => (all === null ? "" : count(all)) },
 ], { keyOf: ({ code }) => code, empty: "noErrors", label: "errors" });
