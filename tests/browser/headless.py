@@ -12,7 +12,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 
-TIMEOUT_MS = 9_000  # also for a busy machine
+TIMEOUT_MS = 60_000  # also for a busy machine
 playwright.expect.set_options(timeout=TIMEOUT_MS)
 
 expect = playwright.expect

@@ -49,7 +49,7 @@ const table = new Table(document.querySelector("#accesses"), [
   { head: "limits", show: limits },
   { head: "created", show: ({ created_at: at }) => date(at) },
   { head: "expires", show: ({ expires_at: at }) => (at === null ? translate("never") : date(at)) },
-  { head: "", show: actions },
+  { head: "actionsHead", show: actions },
 ], { keyOf: ({ id }) => id, empty: "noAccesses", label: "accesses" });
 
 /** Rotate or revoke a key on the second click. */

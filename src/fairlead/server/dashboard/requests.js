@@ -75,7 +75,7 @@ const table = new Table(host, [
   { head: "tokensHead", number: true, show: ({ tokens }) => count(tokens), title: (row) => translate("promptOf", { n: count(row.prompt_tokens), cached: count(row.cached_tokens ?? 0) }) },
   { head: "rateHead", number: true, show: ({ tokens_per_s: perS }) => (perS === null ? "" : rate(perS)) },
   { head: "outcomeHead", show: outcomeCell },
-  { head: "", show: cancelCell },
+  { head: "actionsHead", show: cancelCell },
 ], { keyOf: ({ id, arrived_at: at, state }) => (state === "ended" ? `${id} ${at}` : id), empty: "noRequests", label: "requests" });
 
 /** Cancel a request on the second click: it may be somebody else's. */

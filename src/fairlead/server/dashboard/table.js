@@ -19,7 +19,7 @@ export class Table {
     this.body = element("tbody");
     this.table = element("table", {}, element("thead", {}, element("tr", {}, ...this.heads)), this.body);
     this.empty = element("p", { class: "empty" });
-    this.scroller = element("div", { class: "scroller", tabindex: "0", role: "region" }, this.table);
+    this.scroller = element("div", { class: "scroller", tabindex: "0", role: "group" }, this.table);
     host.append(this.scroller, this.empty);
     this.rows = null;
   }
@@ -32,7 +32,7 @@ export class Table {
 
   /** Draw the rows again, perhaps in another language. */
   draw() {
-    this.columns.forEach(({ head }, index) => setText(this.heads[index], head ? translate(head) : ""));
+    this.columns.forEach(({ head }, index) => setText(this.heads[index], translate(head)));
     setAttribute(this.scroller, "aria-label", translate(this.labelWords));
     const rows = this.rows ?? [];
     const keys = new Set(rows.map(this.keyOf));

@@ -227,6 +227,7 @@ export default {
   usage_requests: "Requests",
   usage_seats: "Seat seconds",
   usage_cost: "Cost",
+  actionsHead: "Actions",
   nameHead: "Name",
   valueHead: "Value",
   roleHead: "Role",

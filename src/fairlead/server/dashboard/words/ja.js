@@ -227,6 +227,7 @@ export default {
   usage_requests: "リクエスト数",
   usage_seats: "席の秒数",
   usage_cost: "費用額",
+  actionsHead: "操作",
   nameHead: "名前",
   valueHead: "値",
   roleHead: "役割",

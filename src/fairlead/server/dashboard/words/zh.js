@@ -227,6 +227,7 @@ export default {
   usage_requests: "请求数",
   usage_seats: "席位秒数",
   usage_cost: "费用",
+  actionsHead: "操作",
   nameHead: "名称",
   valueHead: "密钥值",
   roleHead: "角色",
