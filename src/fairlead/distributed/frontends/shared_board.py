@@ -15,7 +15,7 @@ import trio
 from fairlead.base.errors import NoNode
 from fairlead.distributed.frontends.client import DispatchClient
 from fairlead.distributed.frontends.questions import Questions
-from fairlead.generation.metrics.activity import WINDOWS, Timings
+from fairlead.generation.metrics.activity import WINDOWS, WindowTimings
 from fairlead.generation.metrics.board import RequestBoard, own_timings
 from fairlead.generation.metrics.people import Person
 from fairlead.generation.metrics.requests import (
@@ -67,7 +67,7 @@ class SharedBoard:
     def _people(self, _front: str, scope: Any) -> list[Person]:
         return self._board.find_people(msgspec.convert(scope, RequestScope))
 
-    def _timings(self, _front: str, window: str, models: Any) -> Timings:
+    def _timings(self, _front: str, window: str, models: Any) -> WindowTimings:
         if window not in WINDOWS:
             raise msgspec.ValidationError(f"there is no window {window!r}")
         return self._board.find_timings(window, msgspec.convert(models, frozenset[str] | None))
@@ -123,14 +123,14 @@ class RemoteBoard:
         await self._send()
         return msgspec.convert(await self._client.ask("people", scope), list[Person])
 
-    async def timings(self, scope: RequestScope, window: str) -> Timings:
+    async def timings(self, scope: RequestScope, window: str) -> WindowTimings:
         """See `BoardAccess`."""
         if scope.tenant is not None:
             found = await self.requests(scope, RequestQuery(state="ended"))
             return own_timings(found.ended, window, self._now())
         await self._send()
         models = None if scope.models is None else sorted(scope.models)
-        return msgspec.convert(await self._client.ask("timings", window, models), Timings)
+        return msgspec.convert(await self._client.ask("timings", window, models), WindowTimings)
 
     def _wake(self) -> None:
         self._added.set()

@@ -207,7 +207,7 @@ class TimingSeries(msgspec.Struct, frozen=True, kw_only=True):
     wait: tuple[DurationQuantiles, ...]
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
+class WindowTimings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the requests of a window took, and how they ended.
 
     starts: the beginning of each step, in seconds since 1970.
@@ -242,7 +242,7 @@ class Activity:
         for ring in self.rings.values():
             ring.refuse(code, count, now)
 
-    def timings(self, window: str, now: float, models: frozenset[str] | None = None) -> Timings:
+    def timings(self, window: str, now: float, models: frozenset[str] | None = None) -> WindowTimings:
         """Return the times and outcomes of a window. Rows are of these models; None: of all.
 
         Totals are those of all models.
@@ -262,7 +262,7 @@ class Activity:
                 if any(sketch.count for sketch in sketches):
                     quantiles = dict(zip(MEASURES, map(_quantiles, sketches), strict=True))
                     rows.append(TimingRow(model=name, priority=priority, **quantiles))
-        return Timings(
+        return WindowTimings(
             starts=tuple(index * ring.width_s for index in indices),
             step_s=ring.width_s,
             rows=tuple(rows),

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 import trio
 
-from fairlead.generation.metrics.activity import Activity, Timings
+from fairlead.generation.metrics.activity import Activity, WindowTimings
 from fairlead.generation.metrics.people import People, Person
 from fairlead.generation.metrics.requests import (
     EndedRequest,
@@ -42,7 +42,7 @@ class BoardAccess(Protocol):
         """Return the people that a caller may see. Raises as `requests` does."""
         ...
 
-    async def timings(self, scope: RequestScope, window: str) -> Timings:
+    async def timings(self, scope: RequestScope, window: str) -> WindowTimings:
         """Return how long requests took in a window. Raises as `requests` does.
 
         A caller that sees one tenant gets the times of this tenant's requests that are kept.
@@ -92,7 +92,7 @@ class RequestBoard:
         """Return the people that a caller may see."""
         return self._people.find(self._activity, self._open_jobs(), self._now(), scope)
 
-    def find_timings(self, window: str, models: frozenset[str] | None) -> Timings:
+    def find_timings(self, window: str, models: frozenset[str] | None) -> WindowTimings:
         """Return how long the requests of all tenants took in a window, with rows of these models."""
         return self._activity.timings(window, self._now(), models)
 
@@ -104,7 +104,7 @@ class RequestBoard:
         """See `BoardAccess`."""
         return self.find_people(scope)
 
-    async def timings(self, scope: RequestScope, window: str) -> Timings:
+    async def timings(self, scope: RequestScope, window: str) -> WindowTimings:
         """See `BoardAccess`."""
         if scope.tenant is None:
             return self.find_timings(window, scope.models)
@@ -118,6 +118,6 @@ class RequestBoard:
         return self._open
 
 
-def own_timings(ended: tuple[EndedRequest, ...], window: str, now: float) -> Timings:
+def own_timings(ended: tuple[EndedRequest, ...], window: str, now: float) -> WindowTimings:
     """Return how long some requests, the latest first, took in a window."""
     return Activity(reversed(ended)).timings(window, now)

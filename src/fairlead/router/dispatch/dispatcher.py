@@ -51,7 +51,7 @@ CHARGE_INTERVAL_S = 1.0
 # How long a node is the last to get jobs after one has failed there, unless another one begins.
 FAILED_FOR_S = 10.0
 # Of so many waiting jobs, the oldest ones, the list of open jobs has places and estimates.
-POSITIONS_AT_MOST = 100
+POSITIONS_AT_MOST = 32
 
 logger = structlog.get_logger("fairlead.dispatcher")
 

@@ -14,7 +14,7 @@ import msgspec
 from fairlead.base.config import ApiKey, KeyLimits
 from fairlead.base.errors import FairleadError, printable
 from fairlead.dialects.body import invalid_field
-from fairlead.generation.metrics.activity import WINDOWS, Timings
+from fairlead.generation.metrics.activity import WINDOWS, WindowTimings
 from fairlead.generation.metrics.people import Person, SeatShare
 from fairlead.generation.metrics.requests import KEPT, EndedRequest, RequestQuery, RequestScope
 from fairlead.generation.metrics.tenants import TenantNames
@@ -160,7 +160,7 @@ class PeopleList(msgspec.Struct, frozen=True):
     data: tuple[PersonRow, ...]
 
 
-class TimingList(Timings, frozen=True, kw_only=True):
+class TimingList(WindowTimings, frozen=True, kw_only=True):
     """Times and outcomes. `classes`: The names of the priority classes, the first one served first."""
 
     classes: tuple[str, ...]
