@@ -17,6 +17,12 @@ from generation.metrics.test_job_metrics import timeline
 ALL = RequestScope()
 
 
+def test_batches_of_a_tenant_are_its_own():
+    scope = RequestScope(tenant="ana")
+    assert scope.sees(ended("batch:ana"))
+    assert not scope.sees(ended("batch:ben"))
+
+
 def test_record_has_the_times_of_a_job():
     record = ended_request_of(timeline("ana", tokens=5), now=1000.0, number=3)
     assert (record.number, record.tenant, record.ended_at) == (3, "ana", 1000.0)

@@ -107,7 +107,7 @@ class People:
         return sorted(seen, key=lambda person: (-person.day.part, person.tenant))
 
     def _sees(self, scope: RequestScope, person: Person) -> bool:
-        return scope.tenant is None or person.tenant == scope.tenant or scope.key in person.keys
+        return scope.includes(person.tenant) or scope.key in person.keys
 
     def _person(self, tenant: str, jobs: list[OpenJob], shares: Mapping[str, SeatShare | None]) -> Person:
         waits = [job.age_s for job in jobs if job.state == "waiting"]

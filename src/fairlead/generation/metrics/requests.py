@@ -14,6 +14,7 @@ from msgspec import Meta
 from fairlead.generation.timeline import RequestTimeline
 from fairlead.generation.usage import route_of
 from fairlead.router.dispatch.open_jobs import OpenJob
+from fairlead.router.quotas.access import BATCH_PREFIX
 
 KEPT = 1000
 """How many requests that ended are kept."""
@@ -122,7 +123,7 @@ class RequestScope(msgspec.Struct, frozen=True):
     """Which requests a caller may see.
 
     models: those for these models; None: for all.
-    tenant: only those of this tenant; None: of all.
+    tenant: only those of this tenant, and of its batches; None: of all.
     key: besides the tenant's, those of the key with this id: of a trusted key, which names its users.
     """
 
@@ -130,11 +131,15 @@ class RequestScope(msgspec.Struct, frozen=True):
     tenant: str | None = None
     key: str | None = None
 
+    def includes(self, tenant: str) -> bool:
+        """Return whether the caller may see all of a tenant."""
+        return self.tenant is None or tenant in (self.tenant, f"{BATCH_PREFIX}{self.tenant}")
+
     def sees(self, request: EndedRequest | OpenJob) -> bool:
         """Return whether the caller may see a request."""
         if self.models is not None and request.model not in self.models:
             return False
-        if self.tenant is None or request.tenant == self.tenant:
+        if self.includes(request.tenant):
             return True
         return self.key is not None and request.owner.partition("/")[0] == self.key
 

@@ -19,7 +19,7 @@ from fairlead.generation.metrics.people import Person, SeatShare
 from fairlead.generation.metrics.requests import KEPT, EndedRequest, RequestQuery, RequestScope
 from fairlead.generation.metrics.tenants import TenantNames
 from fairlead.router.dispatch.open_jobs import OpenJob
-from fairlead.router.quotas.access import Authenticator, owner_of
+from fairlead.router.quotas.access import BATCH_PREFIX, Authenticator, owner_of
 from fairlead.router.quotas.budgets import BudgetShare, shares_of
 from fairlead.router.quotas.quotas import QuotaUsage
 from fairlead.server.routes.request import Request, Response, json_response
@@ -195,10 +195,14 @@ class BoardRoutes:
         """Return the tenants that the caller may see."""
         await self._services.refresh()
         people = await self._services.board.people(self._scope(request, of_people=True))
-        budgets = self._services.fleet.catalog.config.budgets
+        budgets, stored = self._services.fleet.catalog.config.budgets, self._services.stored_budgets
         keys = [[key for key in map(self._find_key, each.keys) if key is not None] for each in people]
         shares = [
-            dict.fromkeys(share for key in own for share in shares_of(key, each.tenant, budgets))
+            dict.fromkeys(
+                share
+                for key in own
+                for share in shares_of(key, each.tenant.removeprefix(BATCH_PREFIX), budgets, stored)
+            )
             for each, own in zip(people, keys, strict=True)
         ]
         uses = await self._budget_uses({share for own in shares for share in own})
