@@ -54,8 +54,8 @@ SEVERAL_FRONTS = (
     ),
     _of_fronts(
         _ONE_FRONT,
-        "replace(config.responses, store=False)",
-        "config.responses",
+        "replace(responses, store=responses.store and responses.in_store and config.has_store)",
+        "responses",
         "behaviour",
         "several_fronts_keep_no_responses",
     ),

@@ -39,6 +39,10 @@ ELSEWHERE = {
         "server/batches/test_batch_routes.py::"
         "test_lines_of_batches_count_for_the_budgets_of_key_and_user_with_their_discount",
     ),
+    "responses.inStore": "clients/test_openai_responses_in_store.py::test_responses_survive_a_restart",
+    "responses.storeBytes": (
+        "store/test_kept.py::test_tenant_with_the_most_bytes_loses_its_oldest_ended_response"
+    ),
     "logJson": "settings/test_logging_settings.py::test_log_json",
     "logLevel": "settings/test_logging_settings.py::test_log_level",
     "otlpEndpoint": "settings/test_logging_settings.py::test_otlp_endpoint",

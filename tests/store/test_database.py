@@ -219,7 +219,7 @@ def test_tokens_that_do_not_count_for_budgets_are_not_spent(open_database):
 def test_store_of_the_first_schema_keeps_its_usage(open_database):
     database = open_database()
     database.write(batch(1))
-    with database._transaction() as cursor:
+    with database.transaction() as cursor:
         for statement in (
             "ALTER TABLE fairlead_usage DROP COLUMN budget_tokens",
             (
@@ -269,7 +269,7 @@ def test_concurrent_changes_and_batches_of_several_writers_are_all_kept(open_dat
 def test_store_of_a_later_version_is_refused(open_database):
     database = open_database()
     database.keys(-1)
-    with database._transaction() as cursor:
+    with database.transaction() as cursor:
         cursor.execute(f"UPDATE fairlead_meta SET value = {SCHEMA + 1} WHERE name = 'schema'")
     with pytest.raises(StoreUnavailable) as caught:
         open_database().keys(-1)

@@ -59,6 +59,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: The tools that it may call, as chat templates read them.
     template_variables: Further variables of the chat template.
     continuation: The beginning of the answer, which is not repeated in it.
+    drops_turns: The oldest turns of `messages` are left out if it is too long for the model.
     prompts: Texts or token ids.
     prompts_field: The field of the body that the prompts are from, for errors.
     special_tokens: Whether control tokens in the prompts' texts are parsed or stay text.
@@ -89,6 +90,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     template_variables: dict[str, Any] | None = None
     continuation: str = ""
+    drops_turns: bool = False
     prompts: ReadOnlySequence[Prompt] = ()
     prompts_field: str = "prompt"
     special_tokens: SpecialTokens = "parse"

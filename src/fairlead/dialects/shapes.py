@@ -82,14 +82,14 @@ class AssistantText(msgspec.Struct, frozen=True):
     role: Always the assistant's.
     content: The text; None if the message has only calls.
     refusal: Always None: a model's refusal is a text.
-    reasoning_content: The reasoning before the text; absent if there is none.
+    reasoning_content: The reasoning before the text; None: there is none.
     tool_calls: The calls; absent if there are none.
     """
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning_content: str | UnsetType = UNSET
+    reasoning_content: str | None = None
     tool_calls: list[GeneratedCall] | UnsetType = UNSET
 
 
@@ -134,7 +134,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: Always None.
     choices: The answers, as many as `n`.
     usage: Token counts of all answers.
-    prompt_logprobs: The candidates for each position of the prompt; absent unless requested.
+    prompt_logprobs: The candidates for each position of the prompt; None: they were not requested.
     prompt_token_ids: The ids of the prompt's tokens; absent unless requested.
     """
 
@@ -145,7 +145,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: None
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: list[PromptToken | None] | UnsetType = UNSET
+    prompt_logprobs: list[PromptToken | None] | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
@@ -157,7 +157,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: The log-probabilities of its tokens, if requested.
     finish_reason: Why it ended.
     stop_reason: The stop string or the id of the token that ended it; None: neither did.
-    prompt_logprobs: The candidates for each position of the prompt; absent unless requested.
+    prompt_logprobs: The candidates for each position of the prompt; None: they were not requested.
     token_ids: The ids of its tokens; absent unless requested.
     prompt_token_ids: The ids of the prompt's tokens; absent unless requested.
     """
@@ -167,7 +167,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: dict[str, Any] | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
-    prompt_logprobs: list[PromptToken | None] | UnsetType = UNSET
+    prompt_logprobs: list[PromptToken | None] | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 

@@ -164,7 +164,6 @@ RESPONSES: Fields = {
     "return_token_ids": _FALSE,
     "background_options": _EMPTY_OBJECT,
     "context_management": _EMPTY_LIST,
-    "conversation": _ANY,
     "image": _ANY,
     "logprobs": Unserved((False,), "include"),
     "max_completion_tokens": Unserved((), "max_output_tokens"),

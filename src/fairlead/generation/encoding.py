@@ -3,14 +3,20 @@
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as ReadOnlySequence
+from typing import Any
 
 from fairlead.base.config import Limits, SpecialTokens
+from fairlead.base.errors import ContextLengthExceeded
 from fairlead.dialects.body import too_many_tokens
 from fairlead.dialects.dialect import GenerationRequest, Prompt, TextPairs
 from fairlead.language.text.model import TextModel
 from fairlead.language.text.truncation import Truncation
 
 LONG_PROMPT_TOKENS = 1024
+ROOM_FRACTION = 4
+"""The part of the context that is left for an answer without a limit, if turns are left out for it."""
+
+_SYSTEM = frozenset({"system", "developer"})
 
 
 def encode_prompts(
@@ -53,8 +59,53 @@ def encode_prompts(
 def encode_conversation(model: TextModel, request: GenerationRequest) -> list[int]:
     """Return the token ids of a request's chat. Raises `InvalidRequest`."""
     assert request.messages is not None
+    if request.drops_turns:
+        return _encode_latest(model, request, request.messages)
+    return _encode(model, request, request.messages)
+
+
+def _encode_latest(model: TextModel, request: GenerationRequest, messages: list[dict[str, Any]]) -> list[int]:
+    """Return the ids of a chat without as many of its oldest turns as must go. System messages stay.
+
+    A turn begins with a message of the user, so a call never loses its result. The rest leaves room for
+    `max_tokens`, or else for a quarter of the context, but the last turn stays whatever it leaves.
+    """
+    starts = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    context = model.max_model_len
+    room = min(request.max_tokens or context // ROOM_FRACTION, context // 2)
+
+    def encode(turns: int) -> list[int] | None:
+        """Return the ids without so many turns; None if they are too long."""
+        try:
+            ids = _encode(model, request, _without(messages, starts[turns] if turns else 0))
+        except ContextLengthExceeded:
+            return None
+        return ids if len(ids) + room <= context else None
+
+    last = len(starts) - 1
+    if last < 1:
+        return _encode(model, request, messages)
+    if (ids := encode(0)) is not None:
+        return ids
+    # The least number of turns to leave out, between these two. Each attempt is a rendering.
+    low, high, found = 1, last, None
+    while low < high:
+        middle = (low + high) // 2
+        if (ids := encode(middle)) is None:
+            low = middle + 1
+        else:
+            high, found = middle, ids
+    return found or _encode(model, request, _without(messages, starts[low]))
+
+
+def _without(messages: list[dict[str, Any]], start: int) -> list[dict[str, Any]]:
+    """Return the messages from an index on, after the system messages before it."""
+    return [one for at, one in enumerate(messages) if at >= start or one["role"] in _SYSTEM]
+
+
+def _encode(model: TextModel, request: GenerationRequest, messages: list[dict[str, Any]]) -> list[int]:
     return model.encode_chat(
-        request.messages,
+        messages,
         tools=request.tools,
         variables=request.template_variables,
         continuation=request.continuation,

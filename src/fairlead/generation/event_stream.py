@@ -63,6 +63,8 @@ class EventStream:
     model: The name of the job's model, for waiting events.
     keep_alive_s: How long the stream may be silent, in seconds.
     unread: Counts deltas that have not been taken; None: nothing does.
+
+    `before_end` is awaited before the last events are sent.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class EventStream:
         unread: UnreadBytes | None = None,
     ) -> None:
         self.direct: DirectSender | None = None
+        self.before_end: Callable[[], Awaitable[None]] = _nothing
         self._pending = pending
         self.dialect = dialect
         self._writer = writer
@@ -114,7 +117,9 @@ class EventStream:
                 return events
         except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
-            return self._writer.fail(hide_bug(error))
+            failure = self._writer.fail(hide_bug(error))
+            await self.before_end()
+            return failure
         raise StopAsyncIteration
 
     async def _waiting_event(self) -> bytes:
@@ -137,7 +142,9 @@ class EventStream:
                 continue
             if not taken:
                 self._ended = True
-                return self._writer.end()
+                end = self._writer.end()
+                await self.before_end()
+                return end
             if is_large(taken):
                 events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
             else:
@@ -170,6 +177,10 @@ class EventStream:
             self._has_sent = True
             self.direct.send_now(events)
         return True
+
+
+async def _nothing() -> None:
+    pass
 
 
 def is_large(deltas: list[Delta]) -> bool:

@@ -6,7 +6,9 @@ body, and whether it is valid, is left to the server that answers it, if that sp
 """
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as ReadOnlySequence
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -92,7 +94,8 @@ class GenerationPipeline:
         model.check_purpose("generate")
         estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
         async with self._jobs.charge(caller, estimate, "messages", is_estimate=True) as charge:
-            ids = await self._jobs.offload.in_turn(caller, encode_conversation, model, generation)
+            with _naming(generation.messages_field):
+                ids = await self._jobs.offload.in_turn(caller, encode_conversation, model, generation)
             charge.correct_prompt(len(ids), trio.current_time())
         return dialect.write_count(len(ids))
 
@@ -208,12 +211,8 @@ class GenerationPipeline:
         """Return the prompts' token ids. Raises as `Offload.encode` does."""
         encode = self._jobs.offload.encode
         if generation.messages is not None:
-            try:
+            with _naming(generation.messages_field):
                 return (pack_ids(await encode(caller, encode_conversation, model, generation)),)
-            except InvalidRequest as error:
-                if error.param == "messages":
-                    error.param = generation.messages_field
-                raise
         limits = self._services.config.limits
         if generation.pairs is not None:
             return await encode(caller, encode_pairs, model, generation.pairs, limits, generation.truncation)
@@ -242,6 +241,17 @@ def _with_room(generation: GenerationRequest, model: TextModel) -> Truncation | 
         return truncation
     room = model.max_model_len - generation.max_tokens
     return truncation._replace(tokens=max(1, min(model.longest_prompt, room)))
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Name the field that the messages are from in errors about them."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "messages":
+            error.param = field
+        raise
 
 
 def _decoded(model: TextModel, prompts: ReadOnlySequence[str | ReadOnlySequence[int]]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from fairlead.router.quotas.access import identity_of
 from fairlead.router.quotas.budgets import Budgets
 from fairlead.router.quotas.key_quotas import KeyQuotas
 from fairlead.store.journal import JournalStatistics
+from fairlead.store.kept import KeptResponsesStore
 from fairlead.store.store import StoreAccess
 
 
@@ -50,6 +51,7 @@ class Services:
     store: The keys and the usage that are kept; None: nothing is.
     journal: Returns what this process has counted for the store.
     board: Has the requests that are open or have ended lately, and what is computed of them.
+    kept: Has the kept responses of all fronts; None: each process has its own in memory.
     """
 
     config: Config
@@ -72,6 +74,7 @@ class Services:
     store: StoreAccess | None = None
     journal: Callable[[], JournalStatistics] = JournalStatistics
     board: BoardAccess = field(default_factory=lambda: RequestBoard(list))
+    kept: KeptResponsesStore | None = None
 
     @property
     def stored_budgets(self) -> Mapping[str, Budget]:

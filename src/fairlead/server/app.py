@@ -40,7 +40,7 @@ from fairlead.server.descriptors import limits_within_descriptors, raise_limit
 from fairlead.server.listener.listener import address_of, bind, serve_http
 from fairlead.server.routes.routes import Application
 from fairlead.store.journal import UsageJournal
-from fairlead.store.opening import store_of
+from fairlead.store.opening import kept_of, store_of
 from fairlead.store.store import StoreKeeper, UsageWriter
 
 logger = structlog.get_logger("fairlead.server.app")
@@ -179,6 +179,7 @@ class Composition:
         store = store_of(config)
         self._keeper = None if store is None else StoreKeeper(store)
         self._board = RequestBoard(self.dispatcher.open_jobs)
+        self._kept = kept_of(config)
         self.gateway = Gateway(
             self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_finished=self._record
         )
@@ -287,6 +288,7 @@ class Composition:
             store=self._keeper,
             journal=self._usage.journal.statistics,
             board=self._board,
+            kept=self._kept,
         )
 
 

@@ -77,6 +77,8 @@ def _usage_table(table: str, time_column: str) -> str:
         PRIMARY KEY ({time_column}, {", ".join(_NAMES)}))"""
 
 
+# Indexes are parts of tables: PostgreSQL locks a table for a statement of its own, even if the index exists,
+# and a process that starts would then wait for those that write, and they for it.
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS fairlead_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     _usage_table(*_HOURS),
@@ -87,7 +89,17 @@ _TABLES = (
         (writer TEXT PRIMARY KEY, number BIGINT NOT NULL, seen BIGINT NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS fairlead_keys (id TEXT PRIMARY KEY, document TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairlead_budgets (subject TEXT PRIMARY KEY, document TEXT NOT NULL)",
-    f"INSERT INTO fairlead_meta VALUES ('schema', {SCHEMA}), ('keys', 0) ON CONFLICT DO NOTHING",
+    """CREATE TABLE IF NOT EXISTS fairlead_responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL,
+        tenant TEXT NOT NULL, request_id TEXT NOT NULL, previous TEXT NOT NULL, input BYTEA NOT NULL,
+        document BYTEA NOT NULL, is_background SMALLINT NOT NULL, keeps_events SMALLINT NOT NULL,
+        has_ended SMALLINT NOT NULL, expires BIGINT NOT NULL, size BIGINT NOT NULL,
+        UNIQUE (tenant, has_ended, expires, id), UNIQUE (has_ended, expires, id))""",
+    """CREATE TABLE IF NOT EXISTS fairlead_response_events (id TEXT NOT NULL, position BIGINT NOT NULL,
+        events BYTEA NOT NULL, PRIMARY KEY (id, position))""",
+    """CREATE TABLE IF NOT EXISTS fairlead_response_sizes
+        (tenant TEXT PRIMARY KEY, size BIGINT NOT NULL)""",
+    f"""INSERT INTO fairlead_meta VALUES ('schema', {SCHEMA}), ('keys', 0), ('responses', 0)
+        ON CONFLICT DO NOTHING""",
 )
 # By the schema of a store: what makes it one of the next schema.
 _UPGRADES = {
@@ -165,7 +177,7 @@ class Database:
         now = int(self._now())
         if not all(0 <= count <= MAX_COUNT for _, counts in batch.rows for count in astuple(counts)):
             raise InvalidRequest("a count of this batch is out of range")
-        with self._transaction() as cursor:
+        with self.transaction() as cursor:
             self._run(cursor, _NEXT_NUMBER, (batch.writer, batch.number, now))
             if cursor.rowcount != 1:
                 return
@@ -182,7 +194,7 @@ class Database:
     def usage(self, query: UsageQuery) -> list[UsageRow]:
         """Return the sums of a query, in the order of their buckets."""
         text, values = _select(query)
-        with self._transaction(writes=False) as cursor:
+        with self.transaction(writes=False) as cursor:
             self._run(cursor, text, values)
             found = cursor.fetchmany(MAX_RESULTS + 1)
         if len(found) > MAX_RESULTS:
@@ -199,7 +211,7 @@ class Database:
     def spent(self, periods: Sequence[str], subjects: Sequence[str]) -> list[Spent]:
         """Return what these subjects have spent in these periods."""
         found: list[Spent] = []
-        with self._transaction(writes=False) as cursor:
+        with self.transaction(writes=False) as cursor:
             for first in range(0, len(subjects), VALUES_AT_MOST):
                 some = subjects[first : first + VALUES_AT_MOST]
                 text = (
@@ -212,7 +224,7 @@ class Database:
 
     def keys(self, known: int = -1) -> KeySet | None:
         """Return all keys and budgets; None if their revision is still `known`."""
-        with self._transaction(writes=False) as cursor:
+        with self.transaction(writes=False) as cursor:
             revision = self._revision(cursor)
             if revision == known:
                 return None
@@ -224,7 +236,7 @@ class Database:
 
     def change_key(self, change: KeyChange) -> tuple[StoredKey, int]:
         """Apply a change; return the key, and the revision of all keys that has it."""
-        with self._transaction() as cursor:
+        with self.transaction() as cursor:
             self._begin_change(cursor)
             if isinstance(change, AddKey):
                 key = change.key
@@ -246,7 +258,7 @@ class Database:
 
     def change_budget(self, change: SetBudget) -> int:
         """Apply a change of a budget; return the revision that has it."""
-        with self._transaction() as cursor:
+        with self.transaction() as cursor:
             self._begin_change(cursor)
             self._run(cursor, "DELETE FROM fairlead_budgets WHERE subject = ?", (change.subject,))
             if change.budget is None and cursor.rowcount != 1:
@@ -259,6 +271,10 @@ class Database:
                 self._run(cursor, "INSERT INTO fairlead_budgets VALUES (?, ?)", (change.subject, document))
             return self._revision(cursor)
 
+    def statement(self, text: str) -> str:
+        """Return a statement with the parameter marks of the driver, instead of `?`."""
+        return self._engine.statement(text)
+
     def close(self) -> None:
         """Close the connection, if there is one."""
         connection, self._connection = self._connection, None
@@ -269,7 +285,7 @@ class Database:
     # Statements --------------------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self, *, writes: bool = True) -> Iterator[Any]:
+    def transaction(self, *, writes: bool = True) -> Iterator[Any]:
         """Run the block in a transaction, which is undone if the block raises."""
         try:
             if self._connection is None:

@@ -115,16 +115,20 @@ class Store:
     async def _call(
         self, limiter: trio.CapacityLimiter, function: Callable[..., Result], *arguments: object
     ) -> Result:
-        with trio.move_on_after(CALL_S):
-            try:
-                return await trio.to_thread.run_sync(
-                    function, *arguments, abandon_on_cancel=True, limiter=limiter
-                )
-            except StoreUnavailable:
-                self.failures += 1
-                raise
-        self.failures += 1
-        raise StoreUnavailable(reason=f"it did not answer within {CALL_S:g} s")
+        try:
+            return await call_in_thread(limiter, function, *arguments)
+        except StoreUnavailable:
+            self.failures += 1
+            raise
+
+
+async def call_in_thread(
+    limiter: trio.CapacityLimiter, function: Callable[..., Result], *arguments: object
+) -> Result:
+    """Call a function of a database in a thread. Raises `StoreUnavailable` after `CALL_S`, too."""
+    with trio.move_on_after(CALL_S):
+        return await trio.to_thread.run_sync(function, *arguments, abandon_on_cancel=True, limiter=limiter)
+    raise StoreUnavailable(reason=f"it did not answer within {CALL_S:g} s")
 
 
 class StoreKeeper:

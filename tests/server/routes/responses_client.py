@@ -66,6 +66,22 @@ def in_steps(client: Client, wait_s: float, *pauses: float) -> None:
     client.gateway.script = lambda job: steps
 
 
+async def conversation_as(name: str, item: str, client: Client, *, headers: Any = ()) -> None:
+    """Keep a conversation under this id, with one item, in place of any earlier one."""
+    assert isinstance(client.app, Application)
+    store = client.app._views["POST", PATH].__self__.store  # type: ignore[attr-defined]
+    for earlier in list(store._responses.values()):
+        store.remove(earlier)
+    await client.post("/v1/conversations", {}, headers=headers)
+    (made,) = store._responses.values()
+    store.remove(made)
+    kept = StoredResponse(name, made.owner, made.tenant)
+    store.begin(kept)
+    items = [{"id": item, "type": "message", "status": "completed", "role": "user", "content": "hi"}]
+    document = {"id": name, "created_at": 1, "items": items}
+    store.end(kept, json.dumps(document).encode(), trio.current_time())
+
+
 async def stored_as(name: str, client: Client, *, headers: Any = ()) -> None:
     """Keep a response in the background that has ended, under this id, in place of any earlier one."""
     assert isinstance(client.app, Application)

@@ -63,7 +63,11 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/messages": {"max_tokens": 9, "messages": _MESSAGES},
     "/messages/count_tokens": {"messages": _MESSAGES},
     "/responses/input_tokens": {"input": "hello"},
+    "/responses/compact": {"input": "hello"},
     "/responses": {"input": "hello"},
+    "/conversations": {},
+    "/conversations/{conversation_id}": {"metadata": {}},
+    "/conversations/{conversation_id}/items": {"items": []},
     "/rerank": {"query": "hello", "documents": ["world"]},
     "/v2/rerank": {"query": "hello", "documents": ["world"]},
     "/score": {"text_1": "hello", "text_2": ["world"]},
@@ -115,7 +119,7 @@ def call_of(route: Route, *, node_url: str = "http://10.0.0.2:8000", **names: st
         fields = _ORGANIZATION.get(route.path.rpartition("/")[2], {})
         query = "?start_time=0" if "/usage/" in path or path.endswith("/costs") else ""
         return Call(route.method, path + query, json.dumps(fields).encode() if route.body else b"")
-    fields = _BODIES.get(route.path.removeprefix("/v1"))
+    fields = _BODIES.get(route.path.removeprefix("/v1")) if route.method == "POST" else None
     if route.path.endswith("/audio/voices"):
         path += "?model=remote"
     model = "remote" if route.tag == "media" else "small"

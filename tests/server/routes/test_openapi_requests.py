@@ -29,7 +29,7 @@ from fake_fleet import FakeFleet
 from fake_store import FakeStore
 from server.routes import remote_responses
 from server.routes.conftest import client_of, hello_world
-from server.routes.responses_client import stored_as
+from server.routes.responses_client import conversation_as, stored_as
 from server.routes.schema_values import ANYTHING, Values, invalidated
 from server.routes.test_embeddings import script as embedded
 from server.routes.test_media import answered as media_answered
@@ -56,6 +56,7 @@ GOOD = {
     "/messages/count_tokens": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/responses": {"model": "small", "input": "hello"},
     "/responses/input_tokens": {"model": "small", "input": "hello"},
+    "/responses/compact": {"model": "small", "input": "hello"},
     "/organization/api_keys": {"name": "ana"},
     "/organization/admin_api_keys": {"name": "ana"},
     "/organization/budgets": {"team": "mine", "tokens_per_day": 5},
@@ -64,6 +65,8 @@ GOOD = {
         "interval": "month",
         "threshold_amount": 500,
     },
+    "/conversations/{conversation_id}": {"metadata": {}},
+    "/conversations/{conversation_id}/items": {"items": []},
     "/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
     "/v2/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
     "/score": {"model": "small", "text_1": "hello", "text_2": ["world"], "queries": None, "documents": None},
@@ -133,6 +136,9 @@ def addressed(path: str) -> st.SearchStrategy[str]:
         return st.sampled_from([id_of("team:mine"), "budget-0"]).map(
             lambda name: path.replace("{budget_id}", name)
         )
+    if "{conversation_id}" in path:
+        names = st.sampled_from(["conv_mine", "conv_mine", "conv_other", "mine"])
+        return names.map(lambda name: re.sub(r"\{\w+\}", name, path))
     names = st.sampled_from(["small", "tiny", "best", "big", "mine", "org/model", "a%20b", "%E6%A8%A1"])
     return names.map(lambda name: re.sub(r"\{\w+\}", lambda _match: name, path))
 
@@ -227,6 +233,8 @@ def test_every_response_to_a_generated_request_is_documented(model, method, path
             async def send():
                 if path.removeprefix("/v1").startswith("/responses/"):
                     await stored_as("mine", clients[keys], headers=WITH_KEY)
+                if "{conversation_id}" in path:
+                    await conversation_as("conv_mine", "conv_mine", clients[keys], headers=WITH_KEY)
                 if "/organization/" in path:
                     await clients[keys].store.change_key(AddKey(stored))
                     await clients[keys].store.change_budget(SetBudget("team:mine", Budget(cost_per_month=5)))

@@ -310,8 +310,6 @@ async def test_tools_that_must_not_be_called_are_not_in_the_prompt(client):
         ({"include": ["everything"]}, "include[0]"),
         ({"include": ["message.output_text.logprobs"], "tools": [FUNCTION]}, "include[0]"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"metadata": {"a": 5}}, "metadata"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),

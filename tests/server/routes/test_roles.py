@@ -48,6 +48,7 @@ CHAT = "/v1/chat/completions"
 NEED_ROLE = [route for route in ROUTES if (route.method, route.path) in ROLE_OF]
 CONTROLLED = [route for route in NEED_ROLE if route.tag != "organization"]
 BY_ID = owned("response_id")
+BY_CONVERSATION = [route for route in ROUTES if "{conversation_id}" in route.path]
 EMBEDS = ("/embeddings", "/embed", "/rerank", "/score")
 
 
@@ -158,6 +159,23 @@ async def test_kept_responses_of_others_are_hidden_from_every_role(server, route
         200,
         400,
     )  # 400: not in the background
+
+
+@pytest.mark.parametrize("caller", ROLES)
+@pytest.mark.parametrize("route", BY_CONVERSATION, ids=named)
+async def test_conversations_of_others_are_hidden_from_every_role(server, route, caller):
+    client = server()
+
+    async def create(headers):
+        items = [{"role": "user", "content": "hi"}]
+        made = await client.post("/v1/conversations", {"items": items}, headers=headers)
+        found = await client.get(f"/v1/conversations/{made.json['id']}/items", headers=headers)
+        return {"conversation_id": made.json["id"], "item_id": found.json["data"][0]["id"]}
+
+    own = await create(header_of(caller))
+    others = await create({"Authorization": f"Bearer {OTHER.key}"})
+    assert (await call(client, route, caller, **others)).status == 404
+    assert (await call(client, route, caller, **own)).status == 200
 
 
 @pytest.mark.parametrize(

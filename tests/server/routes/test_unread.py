@@ -254,7 +254,12 @@ async def test_readers_of_the_same_bytes_share_them(app_with):
 async def test_readers_of_kept_events_share_large_ones_and_get_small_ones_together():
     small, large = b"event: a\n\n" * 10, b"event: b\n\n" * 10_000
     response = StoredResponse("r", "", "a", events=[*[small] * 200, large, small], has_ended=True)
-    pieces = [piece async for piece in StoredEvents(response, None, 0, None)]
+
+    async def settle(_response):
+        pass
+
+    events = StoredEvents(response, None, 0, waiting=None, settle=settle)
+    pieces = [piece async for piece in events]
     assert b"".join(pieces) == small * 200 + large + small
     assert any(piece is large for piece in pieces)
     assert max(len(piece) for piece in pieces if piece is not large) <= EVENT_BYTES_AT_ONCE

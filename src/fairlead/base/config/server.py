@@ -161,7 +161,7 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class ResponsesConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """What is kept of the responses of `/v1/responses`: in memory only, each for its own key."""
+    """What is kept of the responses of `/v1/responses`, each for its own key: in memory, or in the store."""
 
     store: bool = True
     """Whether responses are kept, so that clients can read, continue and cancel them. If not, `store` in a
@@ -173,6 +173,12 @@ class ResponsesConfig(msgspec.Struct, frozen=True, rename=spelled):
     """
     ttl_s: Seconds = 3600.0
     """How long a response is kept after its end, or after the last request that continued it."""
+    in_store: bool = False
+    """Whether responses are kept in the store (`store`). They survive a restart then, and all fronts have
+    them. With several fronts responses are kept only so. Fronts on other machines need PostgreSQL.
+    """
+    store_bytes: AtLeastOne = 1024 * 1024 * 1024
+    """Maximum size in bytes of all kept responses in the store, as `maxBytes` in memory."""
 
 
 class BatchesConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -240,7 +246,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """The port to listen on; 0 picks a free one."""
     fronts: AtLeastOne = 1
     """Number of processes that serve HTTP on the port; 1: a single process does everything. With more, a
-    dispatcher and the models run in processes of their own, and responses of `/v1/responses` are not kept.
+    dispatcher and the models run in processes of their own, and responses of `/v1/responses` are kept only
+    with `responses.inStore`.
     """
     dispatcher: DispatcherConfig = DispatcherConfig()
     lease: LeaseConfig | None = None
@@ -343,6 +350,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
             for i, api_key in enumerate(self.api_keys)
         )
         yield from _twice((("nodes", i, "id"), node.id) for i, node in enumerate(self.nodes))
+        if self.responses.in_store and self.store == NO_STORE:
+            yield Fault(("responses", "inStore"), "needs a store, and `store` is none")
 
 
 class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):

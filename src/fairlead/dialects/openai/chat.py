@@ -150,7 +150,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
             )
             for delta in deltas
         ]
-        listed: Any = UNSET
+        listed: Any = None
         if job.sampling.prompt_logprobs is not None:
             listed = encode_member(prompt_logprobs(tokenizer, deltas[0].prompt_logprobs))
         return encode(
@@ -190,7 +190,7 @@ def _message(context: AnswerContext, delta: Delta) -> shapes.AssistantText:
         )
         for call in delta.calls
     ]
-    return shapes.AssistantText("assistant", content, None, delta.reasoning or UNSET, calls or UNSET)
+    return shapes.AssistantText("assistant", content, None, delta.reasoning or None, calls or UNSET)
 
 
 class ChatChunks(Chunks):

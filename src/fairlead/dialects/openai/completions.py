@@ -172,7 +172,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         choices = []
         for delta in deltas:
             logprobs: Any = None
-            listed: Any = UNSET
+            listed: Any = None
             prompt_ids: Any = UNSET
             if has_logprobs:
                 lists, _ = completion_logprobs(tokenizer, _scored(context, delta), offset=0)

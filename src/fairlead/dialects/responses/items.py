@@ -3,6 +3,7 @@
 A turn of the model is several items, but one message of a template: reasoning, text and calls, in this order.
 """
 
+import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,8 @@ MAX_ITEMS = 16_384
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
+_COMPACTION = "fairlead1."
+_SUMMARY = "A summary of the conversation so far:"
 _REASONING_TEXTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
@@ -34,7 +37,7 @@ InputParts = Annotated[list[InputPart], Meta(max_length=4096)]
 class InputItem(msgspec.Struct, frozen=True):
     """An item of the input. Items of answers may be sent back as they are.
 
-    type: `message`, `function_call`, `function_call_output` or `reasoning`; None: a message.
+    type: `message`, `function_call`, `function_call_output`, `reasoning` or `compaction`; None: a message.
     role: Whose message it is.
     content: The text of a message or of reasoning.
     summary: A summary of reasoning, which stands for it if it has no text.
@@ -43,6 +46,7 @@ class InputItem(msgspec.Struct, frozen=True):
     namespace: The namespace of that function.
     arguments: The arguments of a call, as JSON in a string.
     output: The result of a call.
+    encrypted_content: The content of a compaction; that of reasoning is ignored.
     """
 
     type: str | None = None
@@ -54,6 +58,7 @@ class InputItem(msgspec.Struct, frozen=True):
     namespace: str | None = None
     arguments: str | None = None
     output: str | InputParts | None = None
+    encrypted_content: str | None = None
 
 
 Input = str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)]
@@ -74,10 +79,19 @@ def input_messages(
     if isinstance(given, str):
         conversation.messages.append({"role": "user", "content": given})
     for index, item in enumerate(given if isinstance(given, list) else ()):
+        if history and item.type == "function_call_output" and item.call_id not in conversation.calls:
+            raise invalid_field(f"input[{index}].call_id", f"there was no call {quoted(item.call_id or '')}")
         conversation.add(item, f"input[{index}]")
     if not given and not isinstance(given, str) and not history:
         raise invalid_field("input", "is missing" if given is None else "is empty")
     return conversation.messages
+
+
+def check_items(items: Sequence[InputItem], field: str) -> None:
+    """Raise `InvalidRequest` for items that no input may have; `field` is where they are."""
+    conversation = _Conversation()
+    for index, item in enumerate(items):
+        conversation.add(item, f"{field}[{index}]")
 
 
 class _Conversation:
@@ -85,6 +99,7 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.calls: set[str | None] = set()
         self._turn: dict[str, Any] | None = None
 
     def add(self, item: InputItem, at: str) -> None:
@@ -98,10 +113,18 @@ class _Conversation:
                 self._add_call(item, at)
             case "function_call_output":
                 self._add_output(item, at)
+            case "compaction":
+                self._add_compaction(item, at)
             case "item_reference":
                 raise invalid_field(f"{at}.type", "references are not served; send the item itself")
             case other:
                 raise invalid_field(f"{at}.type", f"items of type {quoted(other)} are not served")
+
+    def _add_compaction(self, item: InputItem, at: str) -> None:
+        path = f"{at}.encrypted_content"
+        summary = _decode_summary(_required(item.encrypted_content, path), path)
+        self._turn = None
+        self.messages.append({"role": "assistant", "content": f"{_SUMMARY}\n{summary}"})
 
     def _add_message(self, item: InputItem, at: str) -> None:
         role = _ROLES[_required(item.role, f"{at}.role")]
@@ -123,6 +146,7 @@ class _Conversation:
             "name": qualify(item.namespace, _required(item.name, f"{at}.name")),
             "arguments": _required(item.arguments, f"{at}.arguments"),
         }
+        self.calls.add(item.call_id)
         call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}
         self._turn_before().setdefault("tool_calls", []).append(call)
 
@@ -145,6 +169,20 @@ def _earlier(history: Sequence[dict[str, Any]]) -> list[InputItem]:
         return msgspec.convert(list(history), list[InputItem])
     except msgspec.ValidationError as error:
         raise invalid_field("previous_response_id", f"its items cannot be continued: {error}") from error
+
+
+def encode_summary(summary: str) -> str:
+    """Return the content of a compaction with this summary."""
+    return _COMPACTION + base64.urlsafe_b64encode(summary.encode()).decode()
+
+
+def _decode_summary(content: str, field: str) -> str:
+    try:
+        if not content.startswith(_COMPACTION):
+            raise ValueError(content[:1])
+        return base64.b64decode(content.removeprefix(_COMPACTION), b"-_", validate=True).decode()
+    except ValueError as error:
+        raise invalid_field(field, "was not made by /v1/responses/compact of this server") from error
 
 
 def _required(value: Any, field: str) -> Any:

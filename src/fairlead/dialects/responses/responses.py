@@ -37,7 +37,7 @@ from fairlead.dialects.openai.messages import template_variables
 from fairlead.dialects.openai.structured import StructuredOutputs
 from fairlead.dialects.responses.events import SAMPLING, ResponseEvents, ResponseOptions
 from fairlead.dialects.responses.items import Input, input_messages
-from fairlead.dialects.responses.shapes import CountedInput, ResponseObject
+from fairlead.dialects.responses.shapes import ConversationId, CountedInput, ResponseObject
 from fairlead.dialects.responses.tools import (
     AnyToolChoice,
     FunctionTools,
@@ -80,6 +80,7 @@ class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
     store: Keep the response, which is the default.
     background: Generate it without its client.
     previous_response_id: The response that it continues.
+    conversation: The conversation that it continues.
     """
 
     input: msgspec.Raw = msgspec.Raw()
@@ -87,6 +88,12 @@ class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationId | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation; None: there is none."""
+        return conversation_id(self.conversation)
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
@@ -110,11 +117,13 @@ class ResponsesRequest(SamplingParameters, frozen=True, kw_only=True):
     max_tool_calls: Has no effect: the client runs all calls.
     include: OpenAI's values are accepted; only `message.output_text.logprobs` has an effect.
     top_logprobs: How many of the likeliest tokens are listed beside each.
-    truncation: Must be `disabled`, the default.
+    truncation: With `auto` the oldest turns are left out of an input that is too long for the model; with
+        `disabled`, the default, it is refused.
     stream_options: Has no effect.
     store: Keep the response, which is the default.
     background: Generate it without its client.
     previous_response_id: The response that it continues.
+    conversation: The conversation that it continues, and to which its items are added when it ends.
     metadata: Texts of the client, which the response repeats.
     prompt_cache_key: Has no effect; the response repeats it.
     service_tier: Has no effect.
@@ -140,6 +149,7 @@ class ResponsesRequest(SamplingParameters, frozen=True, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationId | None = None
     metadata: Metadata | None = None
     prompt_cache_key: UserName | None = None
     service_tier: str | None = None
@@ -147,6 +157,11 @@ class ResponsesRequest(SamplingParameters, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: TemplateVariables | None = None
     thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+
+
+def conversation_id(conversation: str | ConversationId | None) -> str | None:
+    """Return the id of a conversation, which a request has alone or in an object."""
+    return conversation.id if isinstance(conversation, ConversationId) else conversation
 
 
 _parse = BodyParser(capturing(ResponsesRequest, RESPONSES))
@@ -243,6 +258,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             messages_field="input",
             tools=None if request.tool_choice == "none" else template_functions(functions),
             template_variables=template_variables(effort, request.chat_template_kwargs),
+            drops_turns=request.truncation == "auto",
             is_chat=True,
             answer=answer,
             reasoning_tokens=None if budget == -1 else budget,
@@ -272,8 +288,8 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             raise invalid_field("background", "is not served")
         if request.previous_response_id is not None and not self._history:
             raise invalid_field("previous_response_id", "there is no such response")
-        if request.truncation == "auto":
-            raise invalid_field("truncation", "only 'disabled' is served")
+        if request.conversation is not None and not self._is_stored:
+            raise invalid_field("conversation", "needs a response that is kept")
         if request.prompt_logprobs is not None:
             raise invalid_field("prompt_logprobs", "is not served")
         for index, name in enumerate(request.include or ()):
@@ -287,7 +303,9 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
     def _echo(self, request: ResponsesRequest) -> dict[str, Any]:
         """Return the members of a response that repeat its request."""
         effort = request.reasoning.effort if request.reasoning is not None else None
+        conversation = conversation_id(request.conversation)
         return {
+            "conversation": None if conversation is None else ConversationId(conversation),
             "background": bool(request.background),
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
@@ -304,7 +322,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             "tool_choice": choice_echo(request.tool_choice),
             "tools": tools_echo(request.tools or ()),
             "top_logprobs": request.top_logprobs or 0,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
             **{name: value for name in SAMPLING if (value := getattr(request, name)) is not None},
         }

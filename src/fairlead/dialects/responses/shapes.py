@@ -126,6 +126,12 @@ class ResponseFault(msgspec.Struct, frozen=True):
     type: str
 
 
+class ConversationId(msgspec.Struct, frozen=True):
+    """A conversation by its id."""
+
+    id: str
+
+
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     """A response. The members from `background` on repeat the request, with its defaults.
 
@@ -144,6 +150,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: What a token loses that the answer has.
     frequency_penalty: What it loses for each time that the answer has it.
     background: Whether it is generated without its client.
+    conversation: The conversation that it continues.
     instructions: A system message.
     max_output_tokens: The most tokens of the output.
     max_tool_calls: Has no effect: the client executes all calls.
@@ -159,7 +166,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: Which tools may be called.
     tools: The tools.
     top_logprobs: How many alternatives each token has.
-    truncation: Always disabled.
+    truncation: Whether old turns may be left out.
     user: A user of the client.
     """
 
@@ -178,6 +185,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     background: bool
+    conversation: ConversationId | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -193,7 +201,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
 
 
@@ -202,6 +210,46 @@ class CountedInput(msgspec.Struct, frozen=True):
 
     object: Literal["response.input_tokens"]
     input_tokens: int
+
+
+class CompactedResponse(msgspec.Struct, frozen=True):
+    """A conversation as the messages of its user, and a compaction: a summary, which only servers read.
+
+    id: The job's id.
+    object: The kind of this object.
+    created_at: Its time, in seconds since 1970.
+    output: The items, to be sent as the beginning of a later input.
+    usage: The token counts of the summary.
+    """
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
+class ConversationObject(msgspec.Struct, frozen=True):
+    """A conversation, without its items.
+
+    id: Its id.
+    object: The kind of this object.
+    created_at: Its time, in seconds since 1970.
+    metadata: Texts of the client.
+    """
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
+class DeletedConversation(msgspec.Struct, frozen=True):
+    """A conversation that is no longer kept."""
+
+    id: str
+    object: Literal["conversation.deleted"]
+    deleted: bool
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):

@@ -91,7 +91,11 @@ def node(
     queue = replace(settings.queue, capacity=0)
     # The other server counts its jobs, perhaps in the same store.
     store = settings.store if options.has_store(file_config) else NO_STORE
-    return _serve(replace(settings, queue=queue, store=store), None, lifeline=options.lifeline)
+    responses = settings.responses
+    if store == NO_STORE:
+        responses = replace(responses, in_store=False)
+    settings = replace(settings, queue=queue, store=store, responses=responses)
+    return _serve(settings, None, lifeline=options.lifeline)
 
 
 def dispatcher(*, config: File) -> int:

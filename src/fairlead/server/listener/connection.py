@@ -98,6 +98,9 @@ class ServerConnection:
         """End the connection if it is idle; else the current response is its last."""
         if self._protocol is None or self._protocol.idle:
             self._lingers = False
+            farewell = b"" if self._protocol is None else self._protocol.farewell()
+            if farewell and self._writable():
+                self._write_now(farewell)
             self._end()
 
     def abort(self) -> None:

@@ -2,9 +2,9 @@
 
 Hypercorn's `H11Protocol` blocks its reader while a request is handled, upgrades to HTTP/2 and WebSocket, and
 answers errors with an empty page. This one parses as far as it can and returns. It supports only HTTP/1.0 and
-1.1, with the checks of `framing` and `refusals`, and answers every error in JSON. It owns the h11 state and
-the app's tasks. It does no I/O: `send` takes bytes, `Closed` and `Updated` events, and time passes by
-`deadline` and `expire`.
+1.1, and WebSockets of one path (`websocket`), with the checks of `framing` and `refusals`, and answers every
+error in JSON. It owns the h11 state and the app's tasks. It does no I/O: `send` takes bytes, `Closed` and
+`Updated` events, and time passes by `deadline` and `expire`.
 
 Requests may be pipelined, up to `PIPELINED_BYTES` behind the current one. They are read ahead because a
 client's FIN arrives after them. If a client sends more, its disconnect could go unnoticed while its request
@@ -42,6 +42,7 @@ from fairlead.server.listener.refusals import (
     refusal,
     with_host_of_target,
 )
+from fairlead.server.listener.websocket import WEBSOCKET, WebSocketSession, accept_of
 
 logger = structlog.get_logger("fairlead.server.listener")
 
@@ -117,6 +118,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._body_channel = RequestBodyChannel(self._resume)
         self._begun = False  # a part of the next request's head has arrived
         self._body_s = shared.limits.body_timeout_s  # how long the current body may take
+        self._websocket: WebSocketSession | None = None  # the connection has been upgraded
         self._paused = False  # the whole request has arrived, and more data after it
         self._pending_head = b""  # the head of a response, until it is sent with the body
         self._is_chunked = False
@@ -126,7 +128,11 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     @property
     def idle(self) -> bool:
         """Whether no request is being answered."""
-        return self.stream is None
+        return self.stream is None if self._websocket is None else self._websocket.idle
+
+    @property
+    def _has_upgraded(self) -> bool:
+        return self._websocket is not None
 
     @property
     def unread(self) -> UnreadBytes | None:
@@ -136,6 +142,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     @property
     def blocked(self) -> bool:
         """Whether received data must wait for the app: for its response, or for space in its body channel."""
+        if self._websocket is not None:
+            return self._websocket.blocked
         return self.stream is not None and (self._paused or self._body_channel.full)
 
     @property
@@ -147,6 +155,9 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     def receive(self, data: bytes) -> None:
         """Buffer received data. `advance` parses it."""
+        if self._websocket is not None:
+            self._websocket.receive(data)
+            return
         if self.stream is None and not self._begun:
             data = self.connection.without_empty_lines(data)
             if not data:
@@ -157,6 +168,10 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     async def advance(self) -> None:
         """Parse as much as possible now."""
+        if self._websocket is not None:
+            await self._websocket.advance()
+            self.deadline = self._websocket.deadline
+            return
         if self._paused and self.connection.buffered_bytes > PIPELINED_BYTES:
             await self.refuse(400, f"more than {PIPELINED_BYTES} bytes were sent ahead of the response")
             return
@@ -172,6 +187,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
                 return
             if type(event) is h11.Request:
                 await self._begin(event)
+                if self._has_upgraded:
+                    return
             elif type(event) is h11.Data and self.stream is not None:
                 await self.stream.handle(Body(STREAM_ID, event.data))
             elif type(event) is h11.EndOfMessage and self.stream is not None:
@@ -183,7 +200,10 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     async def expire(self) -> None:
         """Handle a `deadline` that has passed: refuse an unfinished head, close the connection otherwise."""
-        if self.stream is None and self._begun:
+        if self._websocket is not None:
+            await self._websocket.expire()
+            self.deadline = self._websocket.deadline
+        elif self.stream is None and self._begun:
             await self.refuse(408, "the head of the request took too long to arrive")
         else:
             await self.leave()
@@ -191,8 +211,14 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     async def leave(self) -> None:
         """End the connection. The app receives a disconnect, its further sends `ClientDisconnected`."""
         self.ended = True
+        if self._websocket is not None:
+            await self._websocket.disconnect()
         await self._close_stream()
         await self.send(Closed())
+
+    def farewell(self) -> bytes:
+        """Return what an idle connection sends before it is closed; usually nothing."""
+        return b"" if self._websocket is None else self._websocket.farewell()
 
     async def refuse(self, status: int, message: str, request: h11.Request | None = None) -> None:
         """Send an error response unless a response has begun, and end the connection.
@@ -221,6 +247,12 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             await self.refuse(*problem, request)
             return
         client = self.client
+        if b"websocket" in dict(headers).get(b"upgrade", b"").lower():
+            if self.connection.buffered_bytes:
+                await self.refuse(400, "nothing may be sent before the answer to a handshake", request)
+                return
+            await self._upgrade(request, headers, path)
+            return
         if self._address != client[0]:
             client = None if self._address is None else (self._address, 0)  # its port is not known
         self.stream = Stream(
@@ -246,6 +278,43 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
                 state=self.connection_state,
             )
         )
+
+    async def _upgrade(self, request: h11.Request, headers: list[tuple[bytes, bytes]], path: bytes) -> None:
+        """Go on as a WebSocket. `objection` has checked the handshake."""
+        accept = accept_of(request.method, headers)
+        assert accept is not None
+        raw_path, _, query = path.partition(b"?")
+        scope = {
+            "type": "http",
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": raw_path.decode("ascii"),
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": with_host_of_target(request, headers),
+            "client": None if self._address is None else (self._address, 0),
+            "server": self.server,
+            "state": self.connection_state,
+            WEBSOCKET: {},
+            FORWARDED: self._is_forwarded,
+        }
+        self._websocket = WebSocketSession(
+            self.app,
+            scope,
+            send=self._send_now,
+            end=self.leave,
+            wake=self._wake,
+            is_draining=self.context.terminated.is_set,
+        )
+        self._start_soon(self._websocket.run)
+        await self._send_now(
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+            b"sec-websocket-accept: " + accept + b"\r\n\r\n"
+        )
+        self.deadline = self._websocket.deadline
 
     # The app's side --------------------------------------------------------------------------------
 

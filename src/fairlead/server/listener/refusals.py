@@ -14,6 +14,7 @@ import structlog
 
 from fairlead.base.config import Limits
 from fairlead.base.formats.headers import http_date
+from fairlead.server.listener.websocket import accept_of
 
 logger = structlog.get_logger("fairlead.server.listener")
 
@@ -21,6 +22,7 @@ LOGGED_LENGTH = 200  # characters of a path
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 # RFC 3986, 3.2.2: a name or address, and a port. No comma: a proxy would have joined two hosts.
 _HOST = re.compile(rb"(?:[\w.~!$&'()*+;=%-]*|\[[0-9A-Fa-f:.]+(?:%[\w.~%-]+)?\])(?::[0-9]*)?")
+WEBSOCKET_PATHS = frozenset({"/v1/responses", "/responses"})
 _CHECKED = {b"content-length", b"expect", b"host", b"transfer-encoding", b"upgrade"}
 _Values = Mapping[bytes, list[bytes]]  # of headers, by name
 Header = tuple[bytes, bytes]
@@ -145,7 +147,10 @@ def _unsupported(request: h11.Request, values: _Values) -> Objection | None:
             return 417, "Expect: only 100-continue is supported"
     # h2c is declined by answering in HTTP/1.1 (RFC 9110, 7.8): Java's client offers it on every request.
     if any(b"websocket" in protocol for protocol in _listed(values, b"upgrade")):
-        return 400, "WebSockets are not supported; streams are server-sent events"
+        if path_of(request).partition(b"?")[0].decode("latin-1") not in WEBSOCKET_PATHS:
+            return 400, "WebSockets are only supported at /v1/responses; streams are server-sent events"
+        if accept_of(request.method, list(request.headers)) is None:
+            return 400, "this is no valid handshake of a WebSocket"
     if not path_of(request):
         return 400, "the target is not a path"
     return None

@@ -40,6 +40,7 @@ from fairlead.server.processes.child import SupervisorLink
 from fairlead.server.processes.dispatcher_role import SOCKET
 from fairlead.server.routes.routes import Application
 from fairlead.store.journal import UsageJournal
+from fairlead.store.opening import kept_of
 from fairlead.store.store import UsageWriter
 
 COUNTS_INTERVAL_S = 1.0
@@ -63,9 +64,9 @@ async def play(link: SupervisorLink, start: msgspec.Struct) -> None:
 def of_one_front(config: Config) -> Config:
     """Return the configuration of one of several fronts: each has its part of the limits.
 
-    Responses are not kept, because another front would not find them.
+    Responses are kept only in the store: in this front's memory another one would not find them.
     """
-    limits = config.limits
+    limits, responses = config.limits, config.responses
     return replace(
         config,
         limits=replace(
@@ -75,7 +76,7 @@ def of_one_front(config: Config) -> Config:
             uploads_bytes=max(limits.upload_bytes, limits.uploads_bytes // config.fronts),
             answers_bytes=ceil(limits.answers_bytes / config.fronts),
         ),
-        responses=replace(config.responses, store=False),
+        responses=replace(responses, store=responses.store and responses.in_store and config.has_store),
     )
 
 
@@ -236,6 +237,7 @@ class FrontRole:
             store=self._store if self._config.has_store else None,
             journal=self._usage.journal.statistics,
             board=self._board,
+            kept=kept_of(self._config),
         )
 
     def _handle(

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 import trio
 
-from fairlead.base.config import Config, ConfigError, DispatcherConfig
+from fairlead.base.config import POSTGRES_PREFIXES, Config, ConfigError, DispatcherConfig
 from fairlead.base.errors import FairleadError
 from fairlead.base.runtime import interpreter
 from fairlead.base.telemetry import logs
@@ -94,6 +94,8 @@ async def serve_front(
     if not settings.addresses:
         raise ConfigError("dispatcher.addresses: is missing: the addresses of dispatchers, tcp://HOST:PORT")
     _refuse_models(config)
+    if config.responses.in_store and not (config.store or "").startswith(POSTGRES_PREFIXES):
+        raise ConfigError("responses.inStore: needs PostgreSQL in `store`, which fronts can reach")
     name = f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
     start = control.RunFront(b"", "", _key(settings), name)
     link = NoSupervisor()

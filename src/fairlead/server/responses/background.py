@@ -15,7 +15,7 @@ from fairlead.base.errors import Cancelled, Draining, FairleadError, NotStarted
 from fairlead.base.formats.server_sent_events import split_events
 from fairlead.base.job import Job
 from fairlead.base.requester import Requester
-from fairlead.base.supervision import FailureBoundary, hide_bug, log_failure
+from fairlead.base.supervision import FailureBoundary, hide_bug, keep_running, log_failure
 from fairlead.dialects.dialect import AnswerContext, WaitingComments
 from fairlead.dialects.openai.common import encode
 from fairlead.dialects.responses.events import ResponseEvents, response_object
@@ -24,6 +24,7 @@ from fairlead.generation.event_stream import CutStream, is_large
 from fairlead.generation.job_service import JobService
 from fairlead.generation.pending import PendingAnswer
 from fairlead.router.dispatch.estimates import WaitEstimate
+from fairlead.server.responses.archive import ResponseArchive
 from fairlead.server.responses.keeping import document_of
 from fairlead.server.responses.store import ResponseStore, StoredResponse
 
@@ -38,9 +39,10 @@ _comments = WaitingComments()
 class BackgroundRuns:
     """The runs in progress, while the application is served. At its end they are cancelled."""
 
-    def __init__(self, jobs: JobService, store: ResponseStore) -> None:
+    def __init__(self, jobs: JobService, store: ResponseStore, archive: ResponseArchive) -> None:
         self._jobs = jobs
         self._store = store
+        self._archive = archive
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
         self._runs: dict[StoredResponse, BackgroundRun] = {}
@@ -49,13 +51,19 @@ class BackgroundRuns:
         return len(self._runs)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run what is opened until `stop`. Meanwhile remove responses that have expired."""
-        with self._scope:
-            async with trio.open_nursery() as self._nursery:
-                task_status.started()
-                while True:
-                    self._store.expire(trio.current_time())
-                    await trio.sleep(EXPIRE_INTERVAL_S)
+        """Run what is opened until `stop`. Meanwhile remove responses that have expired, and write others."""
+        async with trio.open_nursery() as writing:
+            writing.start_soon(keep_running, "kept responses", self._archive.run)
+            try:
+                with self._scope:
+                    async with trio.open_nursery() as self._nursery:
+                        task_status.started()
+                        while True:
+                            self._store.expire(trio.current_time())
+                            await trio.sleep(EXPIRE_INTERVAL_S)
+            finally:
+                await self._archive.finish()  # shielded, with a limit of time
+            writing.cancel_scope.cancel()
 
     def stop(self) -> None:
         """Cancel all runs."""
@@ -98,7 +106,13 @@ class BackgroundRuns:
 
     def events(self, response: StoredResponse, first: int) -> "StoredEvents":
         """Return the events of a response from the index `first` on, until its end."""
-        return StoredEvents(response, self._runs.get(response), first, self._jobs.services.gateway.waiting)
+        return StoredEvents(
+            response,
+            self._runs.get(response),
+            first,
+            waiting=self._jobs.services.gateway.waiting,
+            settle=self._archive.settle,
+        )
 
     async def _follow(self, run: "BackgroundRun", pending: PendingAnswer) -> None:
         try:
@@ -194,6 +208,7 @@ class StoredEvents:
     run: The response in progress; None: it has ended.
     first: The index of the first event.
     waiting: Returns the estimate of a job's wait, by its request id; None: it is not queued.
+    settle: Waits until an ended response can be found everywhere.
     """
 
     def __init__(
@@ -201,12 +216,15 @@ class StoredEvents:
         response: StoredResponse,
         run: BackgroundRun | None,
         first: int,
+        *,
         waiting: Callable[[str], Awaitable[WaitEstimate | None]],
+        settle: Callable[[StoredResponse], Awaitable[None]],
     ) -> None:
         self._response = response
         self._run = run
         self._next = first
         self._waiting = waiting
+        self._settle = settle
 
     def __aiter__(self) -> "StoredEvents":
         return self
@@ -216,6 +234,8 @@ class StoredEvents:
         while not response.is_gone:
             if events := self._next_events(response.events):
                 self._next += len(events)
+                if response.has_ended:
+                    await self._settle(response)
                 return b"".join(events)  # of one event: that event itself
             if response.has_ended or self._run is None:
                 raise StopAsyncIteration

@@ -27,8 +27,10 @@ class StoredResponse:
     id: Its id, which is its job's.
     owner: Who may read, continue and cancel it.
     tenant: Whose share of the memory it takes.
+    request_id: Its job's id for clients, by which any front can cancel it.
     input: The request's input in JSON: a text, or a list of items.
     previous: The id of the response that it continues; None: it continues none.
+    conversation: The id of the conversation to which its items are added at its end; None: there is none.
     is_background: It does not end with its request.
     keeps_events: Its events can be read again.
     on_removed: Called when it is removed before its end.
@@ -43,8 +45,10 @@ class StoredResponse:
     id: str
     owner: str
     tenant: str
+    request_id: str = ""
     input: bytes = b""
     previous: str | None = None
+    conversation: str | None = None
     is_background: bool = False
     keeps_events: bool = False
     on_removed: Callable[[], None] = lambda: None
@@ -66,12 +70,18 @@ class _Tenant:
 
 
 class ResponseStore:
-    """Responses of at most `max_bytes` together, each for `ttl_s`. `size` is what they have now, in bytes."""
+    """Responses of at most `max_bytes` together, each for `ttl_s`. `size` is what they have now, in bytes.
+
+    `on_change` is called with a response whose object or events have changed, `on_turn` with one of a
+    conversation that has ended.
+    """
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         assert max_bytes > 0
         assert ttl_s > 0
         self.size = 0
+        self.on_change: Callable[[StoredResponse], None] = lambda _response: None
+        self.on_turn: Callable[[StoredResponse], None] = lambda _response: None
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._responses: dict[str, StoredResponse] = {}
@@ -108,6 +118,7 @@ class ResponseStore:
             change = len(document) - len(response.document)
             response.document = document
             self._grow(response, change)
+            self._changed(response)
 
     def append(self, response: StoredResponse, events: Iterable[bytes]) -> None:
         """Add events to a response in progress."""
@@ -116,6 +127,7 @@ class ResponseStore:
             response.events += events
             added = response.events[before:]
             self._grow(response, sum(map(len, added)) + EVENT_BYTES * len(added))
+            self._changed(response)
 
     def end(self, response: StoredResponse, document: bytes, now_s: float) -> None:
         """End a response, with its final object. Its time to live begins."""
@@ -126,18 +138,40 @@ class ResponseStore:
         del self._tenants[response.tenant].running[response]
         self._add_ended(response, now_s)
         self.set_document(response, document)
+        if response.conversation is not None:
+            self.on_turn(response)
 
     def renew(self, response: StoredResponse, now_s: float) -> None:
         """Begin the time to live of an ended response again, as if it had ended now."""
-        if not response.is_gone:
+        if self.has(response):
             del self._ended[response]
             del self._tenants[response.tenant].ended[response]
             self._add_ended(response, now_s)
 
     def remove(self, response: StoredResponse) -> None:
         """Remove a response."""
-        if response.is_gone:
+        if not self.has(response):
             return
+        self._take_out(response)
+        # Readers of its events may refer to it for longer.
+        response.is_gone = True
+        response.input = response.document = b""
+        response.events = []
+        response.size = 0
+        if not response.has_ended:
+            response.on_removed()
+
+    def forget(self, response: StoredResponse) -> None:
+        """Take out a response that has ended and is kept elsewhere. Who reads it now reads to its end."""
+        assert response.has_ended
+        if self.has(response):
+            self._take_out(response)
+
+    def has(self, response: StoredResponse) -> bool:
+        """Return whether the response is here."""
+        return self._responses.get(response.id) is response
+
+    def _take_out(self, response: StoredResponse) -> None:
         tenant = self._tenants[response.tenant]
         if response.has_ended:
             del self._ended[response]
@@ -149,13 +183,6 @@ class ResponseStore:
         tenant.size -= response.size
         if not (tenant.running or tenant.ended):
             del self._tenants[response.tenant]
-        # Readers of its events may refer to it for longer.
-        response.is_gone = True
-        response.input = response.document = b""
-        response.events = []
-        response.size = 0
-        if not response.has_ended:
-            response.on_removed()
 
     def expire(self, now_s: float) -> None:
         """Remove the responses that have expired."""
@@ -168,6 +195,10 @@ class ResponseStore:
         response.expires_s = now_s + self._ttl_s
         self._ended[response] = None
         self._tenants[response.tenant].ended[response] = None
+
+    def _changed(self, response: StoredResponse) -> None:
+        if not response.is_gone:
+            self.on_change(response)
 
     def _grow(self, response: StoredResponse, amount: int) -> None:
         """Count this amount more, which may be negative, and remove what exceeds the bound."""

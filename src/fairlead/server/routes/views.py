@@ -70,6 +70,7 @@ class Views:
         self.batches = BatchRoutes(reader, pipeline, authenticator)
         self._objects = (
             self.responses,
+            self.responses.conversations,
             self.batches,
             ModelRoutes(reader.jobs),
             Tokens(reader),

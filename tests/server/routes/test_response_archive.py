@@ -1,0 +1,153 @@
+"""Responses in the store, from the side of one process: what it writes, and what it makes of others' rows."""
+
+import json
+
+import pytest
+import trio
+
+from fairlead.base.errors import StoreUnavailable
+from fairlead.server.responses.archive import ResponseArchive
+from fairlead.server.responses.conversations import items_of, with_turn
+from fairlead.server.responses.store import ResponseStore, StoredResponse
+from fairlead.store.database import Database
+from fairlead.store.kept import KeptChange, KeptResponsesStore, KeptRow, KeptTables
+from fairlead.store.sqlite import Sqlite
+
+NOW = 1_800_000_000
+MEGA = 1 << 20
+DONE = {"id": "resp_1", "status": "completed", "error": None, "output": [{"id": "msg_1", "type": "message"}]}
+CONVERSATION = json.dumps({"id": "conv_1", "created_at": 1}).encode()
+
+
+class Kept(KeptResponsesStore):
+    """A store that fails the next `failures` writes after it has done them, as if the answer was lost."""
+
+    failures = 0
+
+    async def write(self, changes):
+        gone = await super().write(changes)
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable
+        return gone
+
+
+class Front:
+    """One process: its memory and its connection."""
+
+    def __init__(self, path) -> None:
+        tables = [
+            KeptTables(Database(Sqlite(path), usage_days=1), max_bytes=MEGA, keep_s=60, now=lambda: NOW)
+            for _ in range(2)
+        ]
+        self.kept = Kept(*tables)
+        self.memory = ResponseStore(MEGA, 60)
+        self.archive = ResponseArchive(self.memory, self.kept, ttl_s=60, now=lambda: NOW)
+        self.archive.with_turn = with_turn
+
+    def begin(self, **fields) -> StoredResponse:
+        response = StoredResponse("resp_1", "ana", "ana", input=b'"hello"', **fields)
+        self.memory.begin(response)
+        return response
+
+    def end(self, response: StoredResponse) -> None:
+        self.memory.end(response, json.dumps(DONE).encode(), trio.current_time())
+
+
+@pytest.fixture
+async def fronts(tmp_path, nursery):
+    fronts = [Front(tmp_path / "store.db") for _ in range(2)]
+    for front in fronts:
+        nursery.start_soon(front.archive.run)
+    yield fronts
+    nursery.cancel_scope.cancel()
+
+
+async def test_ended_response_moves_from_memory_to_the_store(fronts):
+    mine, other = fronts
+    response = mine.begin()
+    assert await other.archive.find("resp_1", "ana") is None
+    mine.end(response)
+    await mine.archive.settle(response)
+    assert len(mine.memory) == 0
+    for front in fronts:
+        found = await front.archive.find("resp_1", "ana")
+        assert json.loads(found.document) == DONE
+        assert found.has_ended
+        assert await front.archive.find("resp_1", "ben") is None
+
+
+async def test_answer_does_not_wait_for_a_store_that_is_away_and_is_written_later(fronts):
+    mine, other = fronts
+    mine.kept.failures = 2
+    response = mine.begin()
+    mine.end(response)
+    await mine.archive.settle(response)
+    assert len(mine.memory) == 1
+    await mine.archive.settle(response)  # known to be away: at once
+    with trio.fail_after(10):
+        while len(mine.memory):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    assert (await other.archive.find("resp_1", "ana")).has_ended
+
+
+async def test_response_in_progress_whose_process_has_gone_has_failed(fronts):
+    mine, _ = fronts
+    document = json.dumps({**DONE, "status": "in_progress", "output": []}).encode()
+    row = KeptRow("resp_1", "ana", "ana", document=document, is_background=True, expires=NOW - 1)
+    await mine.kept.write([KeptChange(row, is_new=True)])
+    found = await mine.archive.find("resp_1", "ana")
+    assert found.has_ended
+    failed = json.loads(found.document)
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+
+
+async def test_response_that_another_front_removes_is_cancelled(fronts):
+    mine, other = fronts
+    removed = trio.Event()
+    response = mine.begin(is_background=True, on_removed=removed.set)
+    mine.memory.set_document(response, b'{"status": "queued"}')
+    await mine.archive.settle(response)
+    await other.archive.remove("resp_1", "ana")
+    mine.memory.set_document(response, b'{"status": "in_progress"}')
+    with trio.fail_after(10):
+        await removed.wait()
+    assert await mine.archive.find("resp_1", "ana") is None
+
+
+async def test_events_of_another_front_are_followed_to_their_end(fronts):
+    mine, other = fronts
+    response = mine.begin(is_background=True, keeps_events=True)
+    mine.memory.set_document(response, b'{"status": "queued"}')
+    mine.memory.append(response, [b"0", b"1"])
+    await mine.archive.settle(response)
+    reader = other.archive.events(await other.archive.find("resp_1", "ana"), 1)
+    assert await anext(reader) == b"1"
+    mine.memory.append(response, [b"2"])
+    with trio.fail_after(10):
+        assert await anext(reader) == b"2"
+        mine.memory.append(response, [b"3"])
+        mine.end(response)
+        assert b"".join([piece async for piece in reader]) == b"3"
+
+
+async def test_turn_is_added_to_its_conversation_once_although_its_write_is_repeated(fronts):
+    mine, other = fronts
+    conversation = StoredResponse("conv_1", "ana", "ana")
+    assert await mine.archive.add(conversation, CONVERSATION)
+    mine.kept.failures = 2
+    response = mine.begin(conversation="conv_1")
+    mine.end(response)
+    with trio.fail_after(10):
+        while len(mine.memory):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    found = await other.archive.find("conv_1", "ana")
+    assert [item["type"] for item in items_of(found.document)] == ["message", "message"]
+
+
+async def test_last_responses_are_written_when_the_server_stops(tmp_path):
+    front = Front(tmp_path / "store.db")
+    response = front.begin()
+    front.end(response)
+    await front.archive.finish()
+    assert (await Front(tmp_path / "store.db").archive.find("resp_1", "ana")).has_ended
