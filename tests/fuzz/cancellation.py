@@ -207,8 +207,9 @@ def _left_behind(system: SimulatedSystem) -> list[str]:
     dispatcher = system.dispatcher
     statistics = dispatcher.statistics()
     alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
-    # The regular charge, full nodes and load requests keep their alarms. A load request outlives its callers.
-    loads = [load.alarm for load in dispatcher.models._loads.values()]
+    # The regular charge, full nodes, load requests and seats that were left keep their alarms. A load request
+    # outlives its callers.
+    loads = [load.alarm for load in dispatcher.models._loads.values()] + [dispatcher._resting.alarm]
     kept = len(dispatcher._pauses) + len(dispatcher._failed)
     alarms -= 1 + kept + sum(alarm is not None and not alarm.dropped for alarm in loads)
     left = {

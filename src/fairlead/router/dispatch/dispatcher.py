@@ -38,7 +38,7 @@ from fairlead.router.dispatch.job_spec import JobSpec
 from fairlead.router.dispatch.model_lifecycle import ModelLifecycle
 from fairlead.router.dispatch.node_state import NodeState
 from fairlead.router.dispatch.open_jobs import OpenJob, open_job_of
-from fairlead.router.dispatch.ripening import Ripening
+from fairlead.router.dispatch.ripening import Resting, Ripening
 from fairlead.router.dispatch.schedulers import SCHEDULERS
 from fairlead.router.dispatch.scheduling import SchedulingOptions
 from fairlead.router.dispatch.swaps import STARVATION_SHARE
@@ -150,6 +150,7 @@ class Dispatcher:
         self.models = ModelLifecycle(self.scheduler, self._timer, starvation_s=self._starvation_s)
         self.estimator = WaitEstimator(self.scheduler, queue, random, paused_s=self._paused_s)
         self._ripening = Ripening(self.scheduler, self._timer, queue)
+        self._resting = Resting(self.scheduler, self._timer, queue)
         self.next_grant = Grant(epoch, 1)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
@@ -422,8 +423,7 @@ class Dispatcher:
 
     def seats_freed(self, node_id: str, number: int) -> None:
         """Report after a quantum that seats which are idle since now have been idle for as long."""
-        at_s = trio.current_time() + self._queue.quantum_s
-        self._timer.at(at_s, lambda: self.scheduler.seats_rested(node_id, number))
+        self._resting.add(node_id, number)
 
     def pause(self, pause: PausedModel, pause_s: float) -> None:
         """End a pause of a full model after this time."""

@@ -1,4 +1,7 @@
-"""Tells the scheduler which sequences have run for a quantum: a time, or a number of tokens."""
+"""Tells the scheduler which sequences have run for a quantum: a time, or a number of tokens.
+
+And which seats have been idle for a quantum.
+"""
 
 from collections import deque
 from typing import NamedTuple
@@ -86,3 +89,38 @@ def _is_current(growing: _Growing) -> bool:
         and run.state is RunState.RUNNING
         and run.number == growing.number
     )
+
+
+class Resting:
+    """The seats that were left less than a quantum ago, the oldest first, with one alarm for all.
+
+    scheduler: gets `seats_rested`.
+    timer: the dispatcher's.
+    queue: the settings.
+    """
+
+    def __init__(self, scheduler: JobScheduler, timer: Timer, queue: QueueConfig) -> None:
+        self._scheduler = scheduler
+        self._timer = timer
+        self._queue = queue
+        self._left: deque[tuple[float, str, int]] = deque()  # when, the node's id, and the number
+        self.alarm: Alarm | None = None
+
+    def add(self, node_id: str, number: int) -> None:
+        """Record that seats of a node were left now."""
+        self._left.append((trio.current_time(), node_id, number))
+        if self.alarm is None or self.alarm.dropped:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self.alarm = self._timer.at(self._left[0][0] + self._queue.quantum_s, self._look)
+
+    def _look(self) -> None:
+        last_s = trio.current_time() - self._queue.quantum_s
+        rested = []
+        while self._left and self._left[0][0] <= last_s + 1e-9:
+            rested.append(self._left.popleft())
+        if self._left:
+            self._look_again()
+        for _, node_id, number in rested:
+            self._scheduler.seats_rested(node_id, number)

@@ -244,7 +244,8 @@ class Tickets:
             self._queue.remove(ticket)
             seats = ticket.seats
             node = self._nodes.release(ticket)
-            if self._kept is not None and self._kept.is_last(ticket.job):
+            # On an idle node nobody is above its share.
+            if self._kept is not None and node.busy and self._kept.is_last(ticket.job):
                 self._nodes.leave_fresh(node, ticket.job.line, seats)
         self._queue.refund(ticket, down_to=cost)
         if ticket.state is not TicketState.DONE:
