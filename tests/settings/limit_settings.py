@@ -131,7 +131,7 @@ async def time_to_compile_a_schema_is_limited(server: Served) -> None:
     """The process that compiles it cannot run here: `tests/language/structured/test_trials.py` ends a real
     one."""
 
-    def run(self: GrammarTrials, _grammar: str) -> TrialResult:
+    def run(self: GrammarTrials, _grammar: str, _owner: str) -> TrialResult:
         return TrialResult(f"it takes more than {self.cpu_s:g} s to compile")
 
     with patch.object(GrammarTrials, "run", run):

@@ -98,24 +98,24 @@ class Offload:
 
     async def try_grammar(self, caller: Caller, grammar: str) -> TrialResult:
         """Try a grammar in a process of its own. Raises as `in_turn` does, and `QueueFull` if that failed."""
-        return await self._trying.run(caller.tenant, self._try, grammar)
+        return await self._trying.run(caller.tenant, self._try, caller.tenant, grammar)
 
-    async def call(self, caller: Caller, function: Callable[[], Parsed]) -> Parsed:
-        """Call a picklable function where grammars are tried; see `GrammarTrials.call`.
+    async def call(self, caller: Caller, name: str, *arguments: Any) -> Any:
+        """Call a function where grammars are tried; see `GrammarTrials.call`.
 
         Raises `TrialRefused`, and as `try_grammar` does.
         """
-        return await self._trying.run(caller.tenant, self._call, function)
+        return await self._trying.run(caller.tenant, self._call, caller.tenant, name, *arguments)
 
-    def _call(self, function: Callable[[], Parsed]) -> Parsed:
+    def _call(self, tenant: str, name: str, *arguments: Any) -> Any:
         try:
-            return self._trials.call(function)
+            return self._trials.call(name, *arguments, owner=tenant)
         except TrialFailed as error:
             raise QueueFull(str(error), retry_after_s=RETRY_S) from error
 
-    def _try(self, grammar: str) -> TrialResult:
+    def _try(self, tenant: str, grammar: str) -> TrialResult:
         try:
-            return self._trials.run(grammar)
+            return self._trials.run(grammar, tenant)
         except TrialFailed as error:
             raise QueueFull(str(error), retry_after_s=RETRY_S) from error
 

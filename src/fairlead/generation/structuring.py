@@ -1,9 +1,7 @@
 """From the requested form of an answer to the grammar, the limits and the parts of a job."""
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 from hashlib import blake2b
 from typing import Generic, NamedTuple, TypeVar
 
@@ -16,7 +14,8 @@ from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import GenerationRequest
 from fairlead.generation.caller import Caller
 from fairlead.generation.offload import Offload
-from fairlead.language.structured.forming import Formed, divide_answer, field_of, form_answer
+from fairlead.language.structured.form_values import encode_values
+from fairlead.language.structured.forming import Formed, field_of
 from fairlead.language.structured.grammar import PLAIN, ReasoningState
 from fairlead.language.structured.request import AnswerPart, AnswerSpec
 from fairlead.language.structured.trial_process import TrialResult
@@ -148,7 +147,7 @@ class StructureTrials:
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
         self._formed: Remembered[Formed] = Remembered()
-        self._divided: Remembered[tuple[AnswerSpec, list[AnswerPart]]] = Remembered()
+        self._divided: Remembered[tuple[AnswerSpec, tuple[AnswerPart, ...]]] = Remembered()
         self._tried: Remembered[TrialResult] = Remembered()
 
     async def structure(
@@ -186,11 +185,11 @@ class StructureTrials:
         self, caller: Caller, generation: GenerationRequest, spec: AnswerSpec, writing: Writing
     ) -> tuple[Formed, TrialResult]:
         """Make the grammar of a form, and try it. Raises `InvalidRequest` for a form that is not possible."""
-        source = pickle.dumps((spec, writing))
+        source = encode_values((spec, *writing))
         formed = self._formed.find(caller.tenant, source)
         if formed is None:
             try:
-                formed = await self._offload.call(caller, partial(form_answer, spec, *writing))
+                formed = await self._offload.call(caller, "form", spec, *writing)
             except TrialRefused as refused:
                 return Formed(spec, None, field_of(spec)), TrialResult(str(refused))
             size = 2 * len(source) + len(formed.grammar or "")
@@ -207,11 +206,10 @@ class StructureTrials:
     ) -> AnswerSpec:
         """Return the form with those functions relaxed that are at fault by themselves, for `fault`."""
         wire_format, special = (writing.wire_format, writing.special) if spec.tools else (PLAIN, None)
-        divide = partial(divide_answer, spec, wire_format, special)
-        source = pickle.dumps(divide)
+        source = encode_values((spec, wire_format, special))
         if (divided := self._divided.find(caller.tenant, source)) is None:
             try:
-                divided = await self._offload.call(caller, divide)
+                divided = await self._offload.call(caller, "divide", spec, wire_format, special)
             except TrialRefused:
                 return spec.free_arguments(fault)
             size = 2 * len(source) + sum(len(part.grammar) for part in divided[1])

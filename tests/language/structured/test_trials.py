@@ -2,12 +2,9 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import threading
 import time
-from functools import partial
-from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -79,27 +76,23 @@ def test_grammar_with_characters_that_take_long_to_find_is_refused(monkeypatch):
 def test_form_becomes_a_grammar_there(trials):
     schema = {"type": "integer", "maximum": 2**80, "description": "\ud800"}
     spec = AnswerSpec(answer=JsonAnswer(schema))
-    formed = trials.call(partial(form_answer, spec, PLAIN, None, "closed"))
+    formed = trials.call("form", spec, PLAIN, None, "closed")
     assert formed == form_answer(spec, PLAIN, None, "closed")
     assert formed.grammar is not None
 
 
 def test_large_result_arrives_whole(trials):
     spec = AnswerSpec(answer=ChoiceAnswer([f"{number:01000}" for number in range(500)]))
-    assert len(trials.call(partial(form_answer, spec, PLAIN, None, "closed")).grammar) > 500_000
+    assert len(trials.call("form", spec, PLAIN, None, "closed").grammar) > 500_000
 
 
-def test_call_that_never_returns_is_ended_at_its_limit():
-    trials = GrammarTrials(cpu_s=0.1)
-    with pytest.raises(TrialRefused, match=r"more than 0\.1 s"):
-        trials.call(partial(all, repeat(True)))
+def test_form_that_takes_too_long_to_write_is_refused():
+    trials = GrammarTrials(cpu_s=0.02)
+    spec = AnswerSpec(answer=ChoiceAnswer([f"{number:0100}" for number in range(8000)]))
+    with pytest.raises(TrialRefused, match=r"more than 0\.02 s"):
+        trials.call("form", spec, PLAIN, None, "closed")
     assert trials.run(GOOD).fault is None, "the next one was affected"
     trials.close()
-
-
-def test_result_that_is_no_part_of_a_form_is_not_made(trials):
-    with pytest.raises(pickle.UnpicklingError, match="is not part of a form"):
-        trials.call(partial(Path, "/"))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +130,22 @@ def test_long_trial_runs_only_while_a_processor_is_idle():
         time.sleep(0.01)
     process.kill()
     thread.join()
+
+
+def test_owner_of_a_grammar_that_took_long_gets_the_next_one_tried_while_a_processor_is_idle(
+    trials, monkeypatch
+):
+    asked, ask = [], module._TrialProcess.ask
+
+    def noted(process, trial, *, timeout_s):
+        asked.append(trial.is_idle)
+        return ask(process, trial, timeout_s=timeout_s)
+
+    monkeypatch.setattr(module._TrialProcess, "ask", noted)
+    long = answer_grammar(ChoiceAnswer([f"{number:050}" for number in range(3000)]))
+    for grammar, owner in ((long, "ana"), (GOOD, "bob"), (GOOD, "ana"), (GOOD, "ana")):
+        assert trials.run(grammar, owner).was_long == (grammar is long)
+    assert asked == [False, False, True, False]
 
 
 @pytest.mark.parametrize("tokens", ["<[151644]>", "<[300-151644]>", "<[^1,999999]>", "<[9,151643-151645]>"])

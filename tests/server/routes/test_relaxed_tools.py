@@ -40,9 +40,12 @@ def client(hermes):
 def tried(monkeypatch):
     """Return the grammars that were tried."""
     grammars, run = [], GrammarTrials.run
-    monkeypatch.setattr(
-        GrammarTrials, "run", lambda self, grammar: (grammars.append(grammar), run(self, grammar))[1]
-    )
+
+    def noted(trials, grammar, owner):
+        grammars.append(grammar)
+        return run(trials, grammar, owner)
+
+    monkeypatch.setattr(GrammarTrials, "run", noted)
     return grammars
 
 
@@ -107,10 +110,10 @@ async def test_schemas_that_are_too_much_together_are_relaxed_together(
 ):
     tried, run = [], GrammarTrials.run
 
-    def bounded(trials, grammar):
+    def bounded(trials, grammar, owner):
         tried.append(grammar)
         is_large = "firstmark" in grammar and "secondmark" in grammar
-        return TrialResult("both are too much") if is_large else run(trials, grammar)
+        return TrialResult("both are too much") if is_large else run(trials, grammar, owner)
 
     monkeypatch.setattr(GrammarTrials, "run", bounded)
     properties = [{**INTEGER["properties"], f"{name}mark": {}} for name in ("first", "second")]

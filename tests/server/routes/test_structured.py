@@ -192,7 +192,7 @@ async def test_request_with_an_answer_that_may_not_end_is_allowed_without_a_form
 async def test_equal_schemas_are_validated_once(client, chat, monkeypatch):
     checked, run = [], GrammarTrials.run
     monkeypatch.setattr(
-        GrammarTrials, "run", lambda self, grammar: (checked.append(grammar), run(self, grammar))[1]
+        GrammarTrials, "run", lambda self, grammar, owner: (checked.append(grammar), run(self, grammar))[1]
     )
     for _ in range(3):
         assert (await client.post(CHAT, chat(response_format=SCHEMA_FORMAT))).status == 200
@@ -232,11 +232,11 @@ async def test_trials_of_one_tenant_do_not_delay_those_of_another(client, chat, 
     """The first tenant's trial goes on until the second one's is over, and its next one waits behind it."""
     waiting, run, order = threading.Event(), GrammarTrials.run, []
 
-    def slow(trials, grammar):
+    def slow(trials, grammar, owner):
         if '"slow' in grammar:
             assert waiting.wait(20)
         order.append("slow" if '"slow' in grammar else "quick")
-        return run(trials, grammar)
+        return run(trials, grammar, owner)
 
     monkeypatch.setattr(GrammarTrials, "run", slow)
     async with trio.open_nursery() as nursery:
@@ -254,13 +254,13 @@ async def test_form_is_not_checked_for_a_client_that_leaves_before_its_turn(clie
     """Two forms of a tenant are tried; those behind them cost nothing until then. Other tenants go on."""
     waiting, run, call, checked = threading.Event(), GrammarTrials.run, GrammarTrials.call, []
 
-    def slow(trials, grammar):
+    def slow(trials, grammar, owner):
         assert '"slow' not in grammar or waiting.wait(20)
-        return run(trials, grammar)
+        return run(trials, grammar, owner)
 
-    def noted(trials, form):
-        checked.append(form.args[0].answer.schema["const"])
-        return call(trials, form)
+    def noted(trials, name, spec, *more, owner):
+        checked.append(spec.answer.schema["const"])
+        return call(trials, name, spec, *more, owner=owner)
 
     monkeypatch.setattr(GrammarTrials, "run", slow)
     monkeypatch.setattr(GrammarTrials, "call", noted)
@@ -284,10 +284,17 @@ async def test_form_is_not_checked_for_a_client_that_leaves_before_its_turn(clie
 
 async def test_trial_is_remembered_for_its_tenant_only(client, chat, monkeypatch):
     tried, run, formed, call = [], GrammarTrials.run, [], GrammarTrials.call
-    monkeypatch.setattr(GrammarTrials, "call", lambda self, form: (formed.append(form), call(self, form))[1])
-    monkeypatch.setattr(
-        GrammarTrials, "run", lambda self, grammar: (tried.append(grammar), run(self, grammar))[1]
-    )
+
+    def noted_run(trials, grammar, owner):
+        tried.append(grammar)
+        return run(trials, grammar, owner)
+
+    def noted_call(trials, *arguments, owner):
+        formed.append(arguments)
+        return call(trials, *arguments, owner=owner)
+
+    monkeypatch.setattr(GrammarTrials, "run", noted_run)
+    monkeypatch.setattr(GrammarTrials, "call", noted_call)
     for schema in ({"type": "integer"}, BOMBS["memory"]):
         for user in ("ana", "bob", "ana", "bob"):
             await client.post(CHAT, chat(response_format=schema_format(schema), user=user))

@@ -50,8 +50,8 @@ def form_answer(
 
 def divide_answer(
     spec: AnswerSpec, wire_format: WireFormat, special: SpecialTokens | None
-) -> tuple[AnswerSpec, list[AnswerPart]]:
+) -> tuple[AnswerSpec, tuple[AnswerPart, ...]]:
     """Return the form without the tools that the format cannot have, and the grammars of its parts."""
     if spec.tools:
         spec = spec.fit(wire_format, special)
-    return spec, list(spec.parts(wire_format, special))
+    return spec, tuple(spec.parts(wire_format, special))

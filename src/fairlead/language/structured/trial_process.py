@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import math
 import os
-import pickle
 import random
 import re
 import resource
@@ -19,20 +18,24 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from fairlead.base.frames import FrameSocket, PeerGone
-from fairlead.language.structured import forming  # noqa: F401  so that forks have it
 from fairlead.language.structured.compiler import MOST_ALTERNATIVES, GrammarRefused, compile_grammar
 from fairlead.language.structured.constraint import error_of
 from fairlead.language.structured.filling import STACK_BYTES, large_stack
+from fairlead.language.structured.form_values import decode_values, encode_values
+from fairlead.language.structured.forming import divide_answer, form_answer
 from fairlead.language.structured.vocabulary import token_vocabulary
 
+CALLS: dict[str, Callable[..., Any]] = {"form": form_answer, "divide": divide_answer}
 NICENESS = 10  # the steps of models come first
 LONG_S = 0.01
 """A trial that has taken this processor time runs only while a processor is idle. An ordinary one takes 5 ms.
@@ -78,14 +81,18 @@ class Trial(msgspec.Struct, frozen=True):
     `cpu_s`: the processor time that it may take.
     `memory_bytes`: the memory that it may take.
     `most_s`: how long that may last on a machine with other work.
-    `call`: a pickled function without arguments to call instead; empty: none.
+    `call`: the name in `CALLS` of a function to call instead; empty: none.
+    `arguments`: of that, as `encode_values` writes them.
+    `is_idle`: it runs only while a processor is idle, from its start.
     """
 
     grammar: str
     cpu_s: float
     memory_bytes: int
     most_s: float
-    call: bytes = b""
+    call: str = ""
+    arguments: bytes = b""
+    is_idle: bool = False
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -94,13 +101,15 @@ class TrialResult(msgspec.Struct, frozen=True):
     `fault`: why the grammar is refused, or why the call has not returned; None: it compiles, or has returned.
     `is_busy`: the machine had no time for it, which says nothing of the grammar.
     `memory_bytes`: what it takes when it is compiled.
-    `value`: what the call has returned, pickled.
+    `value`: what the call has returned, as `encode_values` writes it.
+    `was_long`: it has taken more than `LONG_S` of processor time.
     """
 
     fault: str | None = None
     is_busy: bool = False
     memory_bytes: int = 0
     value: bytes = b""
+    was_long: bool = False
 
 
 def main() -> int:
@@ -179,15 +188,16 @@ def _crash(trial: Trial, pid: int) -> TrialResult:
         return _too_slow(trial)
     if number == signal.SIGABRT:  # what Rust does without memory
         return _too_large(trial)
-    return TrialResult(f"the compiler of grammars failed with it (signal {number})")
+    return TrialResult(f"the compiler of grammars failed with it (signal {number})", was_long=True)
 
 
 def _too_slow(trial: Trial) -> TrialResult:
-    return TrialResult(f"it takes more than {trial.cpu_s:g} s to compile")
+    return TrialResult(f"it takes more than {trial.cpu_s:g} s to compile", was_long=True)
 
 
 def _too_large(trial: Trial) -> TrialResult:
-    return TrialResult(f"it takes more than {trial.memory_bytes / 1024 / 1024:.0f} MB to compile")
+    fault = f"it takes more than {trial.memory_bytes / 1024 / 1024:.0f} MB to compile"
+    return TrialResult(fault, was_long=True)
 
 
 # In the fork ---------------------------------------------------------------------------------------
@@ -195,6 +205,9 @@ def _too_large(trial: Trial) -> TrialResult:
 
 def _compile_and_exit(trial: Trial, results: int) -> None:
     """Compile the grammar, write the result, and end this process, which has its limits also by itself."""
+    if trial.is_idle:
+        with contextlib.suppress(OSError, AttributeError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(AttributeError, OSError):  # Linux has it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
@@ -215,12 +228,13 @@ def _compile_and_exit(trial: Trial, results: int) -> None:
 
 
 def _call(trial: Trial, results: int) -> None:
-    value = pickle.loads(trial.call)()  # noqa: S301  from the server that has started this process
-    _write(TrialResult(value=pickle.dumps(value)), results)
+    value = CALLS[trial.call](*decode_values(trial.arguments))
+    _write(TrialResult(value=encode_values(value)), results)
 
 
 def _write(result: TrialResult, results: int) -> None:
     """Write a result whole: it may be larger than the pipe."""
+    result = msgspec.structs.replace(result, was_long=time.process_time() > LONG_S)
     with open(results, "wb", closefd=False) as pipe:
         pipe.write(msgspec.msgpack.encode(result))
 

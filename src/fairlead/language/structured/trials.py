@@ -5,19 +5,18 @@ second, in which no stream should wait for this process's lock or for a processo
 """
 
 import contextlib
-import io
-import pickle
 import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
 from socket import socketpair
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from fairlead.base.frames import FrameSocket, PeerGone
+from fairlead.language.structured.form_values import decode_values, encode_values
 from fairlead.language.structured.trial_process import Trial, TrialResult
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.language.structured.trial_process")
@@ -25,13 +24,11 @@ CPU_S = 2.0
 MEMORY_BYTES = 48 * 1024 * 1024
 """Bounds on one grammar. 1,000 optional properties take 0.2 s and 24 MB."""
 
+MOST_OWNERS = 1000  # of whom it is remembered that their last grammar took long
 BUSY_FACTOR = 15
 """A trial may last this many times its processor time, because the machine may have other work."""
 
 _REPLY_SLACK_S = 5.0  # the process may have to be started first
-_MODULES = ("fairlead.language.structured.", "fairlead.base.wire_formats.")
-_REBUILD = ("msgspec._utils", "rebuild")  # makes a struct
-_Returned = TypeVar("_Returned")
 
 
 class TrialFailed(RuntimeError):
@@ -48,6 +45,9 @@ class GrammarTrials:
     There are as many processes as calls at once, which the caller bounds. `cpu_s` and `memory_bytes` are the
     bounds on one grammar, and `most_s` is how long its trial may last, `BUSY_FACTOR` times `cpu_s` if None.
     The processes end when this object is not used any more.
+
+    Who has sent the last grammar that took long (`LONG_S`) gets the next one tried only while a processor is
+    idle: a storm of them would have one at ordinary priority at any moment.
     """
 
     def __init__(
@@ -57,29 +57,28 @@ class GrammarTrials:
         self._most_s = BUSY_FACTOR * cpu_s if most_s is None else most_s
         self._memory_bytes = memory_bytes
         self._idle: list[_TrialProcess] = []
+        self._long: OrderedDict[str, None] = OrderedDict()  # the owners of the last trials that took long
         self._lock = threading.Lock()
         # Unlike `__del__`, this is called before the processes' own finalizers, also in a reference cycle.
         weakref.finalize(self, _end_all, self._idle)
 
-    def run(self, grammar: str) -> TrialResult:
+    def run(self, grammar: str, owner: str = "") -> TrialResult:
         """Compile a grammar within the bounds, to see what comes of it. Blocks. Raises `TrialFailed`."""
-        return self._ask(Trial(grammar, self.cpu_s, self._memory_bytes, self._most_s))
+        return self._ask(owner, grammar)
 
-    def call(self, function: Callable[[], _Returned]) -> _Returned:
-        """Return what a picklable function returns there, within the bounds. Blocks.
+    def call(self, name: str, *arguments: Any, owner: str = "") -> Any:
+        """Return what a function of `CALLS` returns there, within the bounds. Blocks.
 
-        What it returns consists of types of `language.structured` and of plain values. Raises `TrialFailed`,
-        and `TrialRefused` at a bound.
+        Raises `TrialFailed`, and `TrialRefused` at a bound.
         """
-        # Not msgpack: a schema may have any integer, and half a surrogate pair.
-        call = pickle.dumps(function)
-        result = self._ask(Trial("", self.cpu_s, self._memory_bytes, self._most_s, call))
+        result = self._ask(owner, call=name, arguments=encode_values(arguments))
         if result.fault is not None:
             raise TrialRefused(result.fault)
-        returned: _Returned = _PlainUnpickler(io.BytesIO(result.value)).load()
-        return returned
+        return decode_values(result.value)
 
-    def _ask(self, trial: Trial) -> TrialResult:
+    def _ask(self, owner: str, grammar: str = "", *, call: str = "", arguments: bytes = b"") -> TrialResult:
+        is_idle = owner in self._long
+        trial = Trial(grammar, self.cpu_s, self._memory_bytes, self._most_s, call, arguments, is_idle)
         process = self._take()
         try:
             result = process.ask(trial, timeout_s=self._most_s + _REPLY_SLACK_S)
@@ -91,9 +90,18 @@ class GrammarTrials:
             raise
         with self._lock:
             self._idle.append(process)
+            self._note(owner, result)
         if result.is_busy:
             raise TrialFailed("the machine is too busy to compile a grammar")
         return result
+
+    def _note(self, owner: str, result: TrialResult) -> None:
+        if not result.was_long:
+            self._long.pop(owner, None)
+        elif owner:
+            self._long[owner] = None
+            if len(self._long) > MOST_OWNERS:
+                self._long.popitem(last=False)
 
     def close(self) -> None:
         """End the processes that are idle."""
@@ -111,18 +119,6 @@ class GrammarTrials:
             return _TrialProcess()
         except OSError as error:
             raise TrialFailed(f"no process to try grammars can be started: {error}") from error
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes only the values of which forms consist, whatever has become of the process that sent them."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == _REBUILD:
-            return super().find_class(module, name)
-        found = super().find_class(module, name) if module.startswith(_MODULES) else None
-        if not isinstance(found, type):
-            raise pickle.UnpicklingError(f"{module}.{name} is not part of a form")
-        return found
 
 
 def _end_all(processes: "list[_TrialProcess]") -> None:
