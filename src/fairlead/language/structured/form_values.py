@@ -96,9 +96,7 @@ def _put_together(kind: str, content: Any, parts: list[Any]) -> Any:
 
 
 def _fields_of(kind: Any) -> Iterable[str]:
-    if issubclass(kind, msgspec.Struct):
-        return kind.__struct_fields__
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
-    names: tuple[str, ...] = kind._fields
+    names: tuple[str, ...] = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else kind._fields
     return names
