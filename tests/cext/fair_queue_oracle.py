@@ -384,6 +384,9 @@ class FairQueueOracle:
         handles = iter(future.pop, handle)
         return list(handles)
 
+    def peek(self):
+        return next(iter(self.ahead(None)), None)
+
     def entry(self, handle):
         entry = self.entries[handle]
         place = (entry.priority, entry.size, entry.kind, entry.retried)

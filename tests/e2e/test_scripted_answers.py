@@ -18,6 +18,7 @@ from e2e.scripted_cases import Case, Writer, cases
 from e2e.scripted_dialects import DIALECTS, LENGTH, Answer, Dialect, Request, Tool
 from e2e.scripted_model import SLOTS, Scripts, serving, write_folder
 from fairlead.base.job import CallPiece
+from fairlead.language.structured.forming import Formed
 from fairlead.language.structured.mark import Mark
 from language.structured import bfcl
 from language.structured.bfcl_counts import ordered, unusual
@@ -279,8 +280,8 @@ MUTANTS = {
         "form that the model does not write",
     ),
     "calls are not checked": (
-        "fairlead.language.structured.request.AnswerSpec._body",
-        lambda _spec: None,
+        "fairlead.language.structured.trials.GrammarTrials.call",
+        lambda _trials, _name, spec, *_more, owner="": Formed(spec, None, "tools"),
         "damaged call",
     ),
     "call does not end the answer as one": (

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trial_process import CALLS, TrialResult
 from fairlead.language.structured.trials import GrammarTrials
 from settings.cases import setting
 from settings.queue_settings import RELAY_NODE
@@ -134,7 +134,11 @@ async def time_to_compile_a_schema_is_limited(server: Served) -> None:
     def run(self: GrammarTrials, _grammar: str, _owner: str) -> TrialResult:
         return TrialResult(f"it takes more than {self.cpu_s:g} s to compile")
 
-    with patch.object(GrammarTrials, "run", run):
+    def call(_trials: GrammarTrials, name: str, *arguments: Any, owner: str) -> Any:
+        assert owner
+        return CALLS[name](*arguments)
+
+    with patch.object(GrammarTrials, "run", run), patch.object(GrammarTrials, "call", call):
         answer = await server.complete(structured_outputs={"json": {}}, ignore_eos=False).done()
     assert answer.status == 400
     assert b"more than 0.02 s" in answer.body

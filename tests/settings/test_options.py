@@ -99,9 +99,29 @@ TESTS = {
     "keys add NAME": _IN_FORCE,
     **dict.fromkeys(
         (
+            f"budgets set --{name}"
+            for name in (
+                "team",
+                "tokens-per-day",
+                "tokens-per-month",
+                "cost-per-day",
+                "cost-per-month",
+                "json",
+            )
+        ),
+        f"{_KEYS}budget_is_set_with_each_limit_that_is_given",
+    ),
+    "budgets set --user": f"{_KEYS}faulty_command_for_a_budget_sends_nothing",
+    "budgets list --json": f"{_KEYS}budgets_are_listed_with_where_they_are_set",
+    **dict.fromkeys(
+        ("budgets remove --team", "budgets remove --user"), f"{_KEYS}only_budgets_of_the_store_are_removed"
+    ),
+    **dict.fromkeys(
+        (
             f"{command} --{option}"
             for command in (
                 *(f"keys {name}" for name in ("add", "list", "show", "rotate", "revoke", "import")),
+                *(f"budgets {name}" for name in ("set", "list", "remove")),
                 "usage",
             )
             for option in ("url", "api-key")

@@ -13,7 +13,7 @@ from fairlead.server.routes.route import Route
 from fairlead.server.routes.route_table import ROUTES
 
 KEYS: dict[Role, ApiKey] = {role: ApiKey(f"sk-{role}", user=f"{role}-1", role=role) for role in ROLES}
-OWNED = ("response_id", "file_id", "batch_id", "request_id")
+OWNED = ("response_id", "conversation_id", "item_id", "file_id", "batch_id", "request_id")
 """Parameters of paths that name an object of one key and user. `test_roles.py` has a test for each."""
 SHARED = ("name", "node_id", "upstream_path", "digest")
 """Parameters of paths that name what everybody with the right to the route may see."""

@@ -136,6 +136,7 @@ async def test_operator_routes_are_closed_to_configured_pages(client_for, origin
     for route in (route for route in ROUTES if route.permission.is_strict):
         path = route.path.replace("{node_id}", "big").replace("{name}", "small")
         path = path.replace("{key_id}", "key_1").replace("{project_id}", "research")
+        path = path.replace("{budget_id}", "budget_1")
         reply = await client.send("OPTIONS", path, b"", headers=FROM_PAGE | PREFLIGHT | authorized)
         assert (reply.status, of_cors(reply)) == (403, set())
     for method, path in (

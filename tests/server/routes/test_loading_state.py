@@ -97,7 +97,8 @@ async def test_other_requests_wait_without_a_report(client, chat, autojump_clock
     body = {name: value for name, value in chat(**fields).items() if value is not None}
     reply = await client.post(path, body)
     assert reply.status == 200
-    assert b"reasoning_content" not in reply.body
+    assert b"Loaded after" not in reply.body
+    assert b'"reasoning_content":"' not in reply.body
 
 
 async def test_chat_for_a_model_that_is_loaded_has_no_report(client, chat, autojump_clock):

@@ -266,7 +266,10 @@ async def test_usage_has_openais_form(used):
             "batch": None,
             "num_model_requests": 6,
             **dict.fromkeys(
-                ("project_id", "user_id", "api_key_id", "model", "service_tier", "route", "outcome")
+                (
+                    *("project_id", "user_id", "api_key_id", "model", "service_tier", "api_source"),
+                    *("route", "outcome"),
+                )
             ),
             "seat_seconds": 4.5,
             "wait_seconds": 0.75,

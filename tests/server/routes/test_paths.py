@@ -29,6 +29,9 @@ NAMES = {
     "{file_id}": "file-1",
     "{batch_id}": "batch_1",
     "{project_id}": "research",
+    "{budget_id}": "budget_1",
+    "{conversation_id}": "conv_1",
+    "{item_id}": "item_1",
 }
 
 

@@ -1,5 +1,6 @@
 """llama.cpp's native completions: `POST /completion`."""
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
@@ -8,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from fairlead.base.config import Limits
-from fairlead.base.errors import FairleadError
+from fairlead.base.errors import FairleadError, quoted
 from fairlead.base.formats.server_sent_events import encode_event
 from fairlead.base.job import Delta, Job, Sampling
 from fairlead.base.reported import decoded, is_given, token_count
@@ -24,7 +25,6 @@ from fairlead.dialects.fields import (
     Penalty,
     SamplingParameters,
     Texts,
-    TokenId,
     TopLogprobs,
 )
 from fairlead.dialects.llama_cpp.shapes import GenerationSettings, NativeCompletion, StopType, Timings
@@ -39,6 +39,7 @@ from fairlead.language.text.tokenizer import Tokenizer
 
 RANDOM_SEED = 2**32 - 1
 Bias = float | bool
+_TOKEN_ID = re.compile(r"[0-9]{1,9}")
 BiasPair = Annotated[list[float | bool], Meta(min_length=2, max_length=2)]
 
 
@@ -94,7 +95,7 @@ class NativeCompletionRequest(CommonFields, frozen=True, kw_only=True):
     logit_bias: (
         bool
         | Annotated[list[BiasPair], Meta(max_length=1024)]
-        | Annotated[dict[TokenId, Bias], Meta(max_length=1024)]
+        | Annotated[dict[str, Bias], Meta(max_length=1024)]
         | None
     ) = None
     n_probs: TopLogprobs | None = None
@@ -126,7 +127,10 @@ class NativeCompletionRequest(CommonFields, frozen=True, kw_only=True):
             raise invalid_field("logit_bias", "must be a list of pairs, an object or false")
         biases: dict[int, Bias] = {}
         for token_id, bias in given.items() if isinstance(given, dict) else given:
-            if isinstance(token_id, bool) or token_id != int(token_id) or token_id < 0:
+            if isinstance(token_id, str):
+                if not _TOKEN_ID.fullmatch(token_id):
+                    raise invalid_field("logit_bias", f"{quoted(token_id)} is not the id of a token")
+            elif isinstance(token_id, bool) or token_id != int(token_id) or token_id < 0:
                 raise invalid_field("logit_bias", f"{token_id} is not the id of a token")
             biases[int(token_id)] = bias
         for token_id, bias in biases.items():

@@ -14,10 +14,16 @@ from fairlead.base.config import Limits
 from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser
 from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest
+from fairlead.dialects.fields import TEXT_OR_TEXTS, describe_alternatives
 from fairlead.dialects.openai.common import OpenAIErrors, encode
 from fairlead.dialects.responses.events import ResponseEvents, ResponseOptions
 from fairlead.dialects.responses.items import encode_summary
-from fairlead.dialects.responses.responses import ResponsesDialect, ResponsesEnvelope, ResponsesReader
+from fairlead.dialects.responses.responses import (
+    ResponsesDialect,
+    ResponsesEnvelope,
+    ResponsesReader,
+    ResponsesRequest,
+)
 from fairlead.dialects.responses.shapes import CompactedResponse, MessageItem, ResponseUsage
 from fairlead.dialects.unserved import RESPONSES
 
@@ -36,12 +42,23 @@ class _Options(NamedTuple):
     messages: tuple[str, ...]
 
 
+class CompactionRequest(ResponsesRequest, frozen=True, kw_only=True):
+    """`POST /v1/responses/compact`: the fields of `POST /v1/responses`.
+
+    model: The model that writes the summary.
+    """
+
+    model: str
+
+
 class CompactionDialect(OpenAIErrors, Dialect):
     """Compaction. `history` is as for `ResponsesDialect`."""
 
     name = "responses"
     path = "/v1/responses/compact"
-    body_type = ResponsesDialect.body_type
+    body_type = describe_alternatives(
+        CompactionRequest, {"input": TEXT_OR_TEXTS}, {"previous_response_id": "string"}
+    )
     answer_type = CompactedResponse
     refused_fields = RESPONSES
     job_prefix = "resp_"

@@ -39,7 +39,7 @@ _USAGE = {
     "end_time": "The second after the last one. Default: now.",
     "bucket_width": "1m, 1h or 1d. Default: 1d. Minutes are kept for 48 hours.",
     "group_by": "May be repeated: project_id (the team), user_id, api_key_id, model, batch, route, outcome; "
-    "service_tier, of which there is one.",
+    "service_tier and api_source, of which there is one each.",
     "batch": "true: only lines of batches; false: all others. Default: both.",
     "project_ids": "Only of these teams. May be repeated.",
     "user_ids": "Only of these users. May be repeated.",

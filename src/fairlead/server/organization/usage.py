@@ -42,6 +42,7 @@ GROUPS: dict[str, str | None] = {
     "model": "model",
     "batch": "batch",
     "service_tier": None,
+    "api_source": None,
     "route": "route",
     "outcome": "outcome",
 }

@@ -15,7 +15,7 @@ from fairlead.base.formats.multipart import FORM
 from fairlead.base.version import VERSION
 from fairlead.dialects import unserved
 from fairlead.server.routes.request import Request, Response, json_response
-from fairlead.server.routes.route import JSON, KEYLESS, Route
+from fairlead.server.routes.route import EVENTS, JSON, KEYLESS, Route
 
 COMPONENTS = "#/components/schemas/{name}"
 
@@ -176,6 +176,8 @@ def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         content[route.media] = {"schema": schema_of.get(str(route.answer), {})}
     if route.dialect is not None and route.dialect.streams:
         content[route.dialect.stream_type] = {}
+    if route.may_stream:
+        content[EVENTS] = {}
     description = ERRORS.get(route.status, "Success.")
     responses: dict[str, Any] = {str(route.status): {"description": description, "content": content}}
     for status in route.states:

@@ -77,6 +77,7 @@ class Route:
     error: The type of the body of an error.
     status: The status of a successful response.
     media: The media type of a successful response.
+    may_stream: A successful response may also be a stream of events.
     errors: Statuses of errors besides those that follow from `body` and `permission`.
     states: Statuses of errors with a response of the same form as a successful one.
     refused_fields: Fields of other servers that models of our engine refuse.
@@ -98,6 +99,7 @@ class Route:
     error: Any = shapes.ErrorAnswer
     status: int = 200
     media: str = JSON
+    may_stream: bool = False
     errors: tuple[int, ...] = ()
     states: tuple[int, ...] = ()
     refused_fields: Fields | None = None

@@ -85,6 +85,7 @@ _GENERATION = group(
         "SageMaker calls a server.",
         body=INVOCATION_BODY,
         answer=dict[str, Any],
+        may_stream=True,
         errors=ERRORS_OF_JOBS,
     ),
     *RESPONSE_ROUTES,
