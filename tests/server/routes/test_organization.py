@@ -308,6 +308,19 @@ async def test_costs_are_by_day_and_model(used):
 
 
 @pytest.mark.parametrize(
+    ("filters", "models"),
+    [
+        ("line_items=big", ["big"]),
+        ("line_items[]=small&line_items[]=big", ["big", "small"]),
+        ("line_items=small&models=big", []),
+    ],
+)
+async def test_costs_of_some_models_are_listed(used, filters, models):
+    path = f"/v1/organization/costs?start_time={NOW - DAY}&group_by=line_item&{filters}"
+    assert [each["line_item"] for _, each in await results(used, path)] == models
+
+
+@pytest.mark.parametrize(
     ("caller", "users"),
     [
         ("user", ["user-1", "user-1/guest"]),

@@ -51,6 +51,7 @@ _USAGE = {
 _COSTS = _USAGE | {
     "bucket_width": "1d.",
     "group_by": "May be repeated: project_id (the team), line_item (the model), api_key_id, user_id, batch.",
+    "line_items": "Only of these models, as `models`. May be repeated.",
     "limit": "Maximum number of buckets, 1 to 180. Default: 7.",
 }
 

@@ -53,7 +53,13 @@ COST_GROUPS: dict[str, str | None] = {
     "user_id": "user",
     "batch": "batch",
 }
-FILTERS = {"project_ids": "team", "user_ids": "user", "api_key_ids": "key", "models": "model"}
+FILTERS = {
+    "project_ids": "team",
+    "user_ids": "user",
+    "api_key_ids": "key",
+    "models": "model",
+    "line_items": "model",
+}
 
 _EMBEDDING = ("/embeddings", "/api/embed", "/rerank", "/score")
 _SPEECH = ("/audio/speech",)
@@ -151,9 +157,9 @@ class UsageRoutes:
         filters: dict[str, tuple[str | int, ...]] = {}
         for name, column in FILTERS.items():
             if values := parameters.several(name):
-                filters[column] = tuple(
-                    "" if value == PROJECT and column == "team" else value for value in values
-                )
+                wanted = ["" if value == PROJECT and column == "team" else value for value in values]
+                earlier = filters.get(column, wanted)  # two names of one column: what both name
+                filters[column] = tuple(value for value in wanted if value in earlier)
         models = self._services.scope_of(api_key).models
         if models is not None:
             filters["model"] = tuple(models & set(filters.get("model", models)))
