@@ -50,7 +50,8 @@ _USAGE = {
 }
 _COSTS = _USAGE | {
     "bucket_width": "1d.",
-    "group_by": "May be repeated: project_id (the team), line_item (the model), api_key_id, user_id, batch.",
+    "group_by": "May be repeated: project_id (the team), line_item (the model), api_key_id, user_id, batch; "
+    "api_source, of which there is one.",
     "line_items": "Only of these models, as `models`. May be repeated.",
     "limit": "Maximum number of buckets, 1 to 180. Default: 7.",
 }

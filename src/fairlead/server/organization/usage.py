@@ -52,6 +52,7 @@ COST_GROUPS: dict[str, str | None] = {
     "api_key_id": "key",
     "user_id": "user",
     "batch": "batch",
+    "api_source": None,
 }
 FILTERS = {
     "project_ids": "team",
