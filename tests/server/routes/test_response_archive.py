@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from fairlead.base.errors import StoreUnavailable
+from fairlead.base.errors import InvalidRequest, StoreUnavailable
 from fairlead.server.responses.archive import ResponseArchive
 from fairlead.server.responses.conversations import items_of, with_turn
 from fairlead.server.responses.store import ResponseStore, StoredResponse
@@ -23,8 +23,11 @@ class Kept(KeptResponsesStore):
     """A store that fails the next `failures` writes after it has done them, as if the answer was lost."""
 
     failures = 0
+    refused = ""  # the id of a response that no table can hold
 
     async def write(self, changes):
+        if any(change.row.id == self.refused for change in changes):
+            raise InvalidRequest("it has a value that no table can hold")
         gone = await super().write(changes)
         if self.failures:
             self.failures -= 1
@@ -89,6 +92,22 @@ async def test_answer_does_not_wait_for_a_store_that_is_away_and_is_written_late
         while len(mine.memory):  # noqa: ASYNC110
             await trio.sleep(0.01)
     assert (await other.archive.find("resp_1", "ana")).has_ended
+
+
+async def test_response_that_no_table_can_hold_loses_no_others(fronts):
+    mine, other = fronts
+    mine.kept.refused = "resp_2"
+    responses = [
+        StoredResponse(f"resp_{number}", user, user, input=b'"hello"') for number, user in enumerate("abc", 1)
+    ]
+    for response in responses:
+        mine.memory.begin(response)
+        mine.end(response)
+    with trio.fail_after(10):
+        while mine.archive._dirty:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    found = [await other.archive.find(response.id, response.owner) for response in responses]
+    assert [each is not None for each in found] == [True, False, True]
 
 
 async def test_response_in_progress_whose_process_has_gone_has_failed(fronts):

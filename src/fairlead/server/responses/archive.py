@@ -5,8 +5,8 @@ them, several in a transaction. An answer waits for its own write, `SETTLE_S` at
 next request finds the response at any front. While the store is away nothing waits: responses stay in memory,
 within its bound, and are written later.
 
-A response in progress is written again from time to time, which says that its process lives. One whose
-process has gone is reported as failed.
+A response in progress is written again from time to time, as a sign that its process runs. Without that sign
+it is reported as failed.
 """
 
 import time
@@ -83,6 +83,7 @@ class ResponseArchive:
         self._now = now
         self._pending: dict[StoredResponse, _Progress] = {}
         self._dirty: dict[StoredResponse, None] = {}
+        self._alone = 0  # how many changes are written one at a time
         self._wake, self._urgent = trio.Event(), trio.Event()
         self._is_away = False
         self.with_turn: WithTurn = lambda document, _id, _input, _answer: document
@@ -294,9 +295,15 @@ class ResponseArchive:
             for response in changes:
                 await self._write_turn(response)
             gone = await self._kept.write(list(changes.values()))
-        except InvalidRequest as error:  # no table can hold it, now or later
-            logger.error("responses not kept", reason=error.message)  # noqa: TRY400
-            for response in changes:
+        except InvalidRequest as error:
+            if (
+                len(changes) > 1
+            ):  # one of them is at fault: each is written alone, so that the others are kept
+                self._dirty = {**dict.fromkeys(changes), **self._dirty}
+                self._alone = len(changes)
+                return
+            logger.error("response not kept", reason=error.message)  # noqa: TRY400
+            for response in changes:  # no table can hold it, now or later
                 self._forget(response)
             return
         except BaseException:
@@ -325,7 +332,9 @@ class ResponseArchive:
         """Take some of the responses that have changed."""
         changes: dict[StoredResponse, KeptChange] = {}
         size = 0
-        for response in list(self._dirty)[:CHANGES_AT_ONCE]:
+        most = 1 if self._alone else CHANGES_AT_ONCE
+        self._alone = max(0, self._alone - 1)
+        for response in list(self._dirty)[:most]:
             del self._dirty[response]
             if response.is_gone:
                 self._forget(response)
