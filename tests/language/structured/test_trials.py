@@ -15,6 +15,7 @@ from fairlead.language.structured.compiler import GrammarRefused, compile_gramma
 from fairlead.language.structured.forming import form_answer
 from fairlead.language.structured.grammar import PLAIN, ChoiceAnswer, JsonAnswer, answer_grammar
 from fairlead.language.structured.request import AnswerSpec
+from fairlead.language.structured.trial_process import TrialResult
 from fairlead.language.structured.trials import GrammarTrials, TrialFailed, TrialRefused
 from language.structured.words import lark
 
@@ -87,10 +88,11 @@ def test_large_result_arrives_whole(trials):
 
 
 def test_form_that_takes_too_long_to_write_is_refused():
-    trials = GrammarTrials(cpu_s=0.02)
+    trials = GrammarTrials(cpu_s=0.001, most_s=60)
     spec = AnswerSpec(answer=ChoiceAnswer([f"{number:0100}" for number in range(8000)]))
-    with pytest.raises(TrialRefused, match=r"more than 0\.02 s"):
+    with pytest.raises(TrialRefused, match=r"more than 0\.001 s"):
         trials.call("form", spec, PLAIN, None, "closed")
+    trials.cpu_s = 2.0
     assert trials.run(GOOD).fault is None, "the next one was affected"
     trials.close()
 
@@ -132,19 +134,23 @@ def test_long_trial_runs_only_while_a_processor_is_idle():
     thread.join()
 
 
+def test_grammar_that_takes_long_is_reported(trials):
+    assert trials.run(answer_grammar(ChoiceAnswer([f"{number:050}" for number in range(3000)]))).was_long
+
+
 def test_owner_of_a_grammar_that_took_long_gets_the_next_one_tried_while_a_processor_is_idle(
     trials, monkeypatch
 ):
-    asked, ask = [], module._TrialProcess.ask
+    asked = []
 
-    def noted(process, trial, *, timeout_s):
+    def answer(_process, trial, *, timeout_s):
+        assert timeout_s > trial.cpu_s
         asked.append(trial.is_idle)
-        return ask(process, trial, timeout_s=timeout_s)
+        return TrialResult(was_long=trial.grammar == "long")
 
-    monkeypatch.setattr(module._TrialProcess, "ask", noted)
-    long = answer_grammar(ChoiceAnswer([f"{number:050}" for number in range(3000)]))
-    for grammar, owner in ((long, "ana"), (GOOD, "bob"), (GOOD, "ana"), (GOOD, "ana")):
-        assert trials.run(grammar, owner).was_long == (grammar is long)
+    monkeypatch.setattr(module._TrialProcess, "ask", answer)
+    for grammar, owner in (("long", "ana"), ("short", "bob"), ("short", "ana"), ("short", "ana")):
+        trials.run(grammar, owner)
     assert asked == [False, False, True, False]
 
 
