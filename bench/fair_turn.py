@@ -156,9 +156,9 @@ async def one_kind(load: Load, kind: str, seconds: float) -> Figures:
     await until_quiet(load)
     alone = await attacked(load, kind, seconds)
     tenants = (TENANTS if kind == "20 tenants" else 1) + 1
-    everybody = (under["tokens"] + attack["tokens"]) / (under["seconds"] + SETTLE_S)
+    total_rate = (under["tokens"] + attack["tokens"]) / (under["seconds"] + SETTLE_S)
     own = before["tokens_per_s_of_an_answer"]
-    fair = min(own, everybody / tenants) if attack["tokens"] else own
+    fair = min(own, total_rate / tenants) if attack["tokens"] else own
     base = max(before["first_token_p99_ms"], 0.01)
     return {
         "kind": kind,

@@ -65,10 +65,10 @@ def encode_conversation(model: TextModel, request: GenerationRequest) -> list[in
 
 
 def _encode_latest(model: TextModel, request: GenerationRequest, messages: list[dict[str, Any]]) -> list[int]:
-    """Return the ids of a chat without as many of its oldest turns as must go. System messages stay.
+    """Return the ids of a chat, without its oldest turns if it is too long. System messages stay.
 
-    A turn begins with a message of the user, so a call never loses its result. The rest leaves room for
-    `max_tokens`, or else for a quarter of the context, but the last turn stays whatever it leaves.
+    A turn begins with a message of the user, so a call never loses its result. The turns that stay
+    leave room for `max_tokens`, by default a quarter of the context. The last turn always stays.
     """
     starts = [at for at, message in enumerate(messages) if message["role"] == "user"]
     context = model.max_model_len

@@ -69,7 +69,7 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion. Of several prompts, the response is a list of them.
+    """A completion. The response to several prompts is a list of completions.
 
     index: The number of the prompt.
     content: What the model generated; in a stream, the next piece of it.

@@ -1,8 +1,8 @@
 """What tenants get, and how long requests take, in the last minutes, hour and day. Pure, and bounded.
 
 A `Ring` is a row of buckets of equal width. A request that ends is added to one bucket of each ring with its
-times and its outcome, and to all buckets in which it held seats with the seconds of its seats. So the share
-of a long request is that of its time, not of its end.
+times and its outcome, and to all buckets in which it held seats with the seconds of its seats. So a
+long request counts when it runs, not only when it ends.
 
     seats from 58 s to 63 s, buckets of 10 s → 2 s in [50, 60), 3 s in [60, 70)
 
@@ -22,7 +22,7 @@ from fairlead.router.dispatch.open_jobs import OpenJob
 
 TENANTS_AT_MOST = 1000
 LINES_AT_MOST = 256
-"""Of a bucket: classes of all models."""
+"""The most pairs of a model and a class in a bucket."""
 
 GROWTH = 1.1
 LEAST_S = 0.001

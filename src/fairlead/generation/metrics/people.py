@@ -1,4 +1,4 @@
-"""The people who use the server: what each waits for and gets, against a fair share. Pure, and bounded."""
+"""The tenants: their waiting and running requests, and their shares of the seats. Pure, and bounded."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,8 @@ class SeatShare(msgspec.Struct, frozen=True):
     """What a tenant got in a time.
 
     part: of the seconds of all seats that were used, 0 to 1.
-    fair: an equal part among all who used or wanted any: of the teams and tenants without a team by weight,
-        and of a team among its tenants.
+    fair: the fair share, among the tenants that held or wanted seats. Teams, and tenants without a team,
+        divide the whole by weight; the tenants of a team divide its part.
     """
 
     part: float = 0.0
@@ -123,7 +123,7 @@ class People:
         )
 
     def _shares(self, seat_s: Mapping[str, float], waiting: Iterable[str]) -> dict[str, SeatShare]:
-        """Return the shares of all who used seats, or want them now."""
+        """Return the shares of the tenants that held seats, or want them now."""
         tenants = {*seat_s, *waiting}
         total = sum(seat_s.values())
         weights: dict[tuple[str, str], float] = {}

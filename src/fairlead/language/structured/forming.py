@@ -11,7 +11,7 @@ from fairlead.language.structured.request import AnswerPart, AnswerSpec, FaultyR
 class Formed(NamedTuple):
     """A form of an answer, as it is followed.
 
-    spec: The form, with the tools relaxed whose schemas cannot be followed.
+    spec: The form. Tools are relaxed if their schemas cannot be followed.
     grammar: The grammar; None: the answer may be any text, or there is a fault.
     field: The field of the body that the grammar, or the fault, is from.
     fault: Why the request is refused; None: it is not.

@@ -1,4 +1,4 @@
-"""The jobs that wait or run, as values: who has sent them, where they are, and since when.
+"""The jobs that wait or run, as values: their tenants, their states and their times.
 
 Pure. The dispatcher makes the list; it may be sent to another process.
 """

@@ -4,9 +4,8 @@ Pure. The `FairQueue` kernel keeps the order of handles with their tenants and c
 ticket's, and each cost is divided by its tenant's weight, and for its team by the team's. Independent of
 seats: a function that is passed to `pop` checks which jobs fit.
 
-A job names its team and the team's weight, as its key had them when it arrived. So a reload changes both for
-new jobs, while those that wait stay in their lines. A tenant whose team changes keeps what it has received
-beyond others.
+A job has the team and the team's weight that its key had when it arrived. A reload changes both for new jobs
+only; waiting jobs stay in their lines. When a tenant's team changes, its charges beyond others go with it.
 """
 
 from collections import Counter

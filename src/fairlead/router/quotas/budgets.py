@@ -7,7 +7,7 @@ were admitted together, only those that hold seats can exceed a budget, each by 
     limit 100, ten jobs with prompts of 5 tokens, one seat → all are admitted: 50 are reserved
     the first three answer 20 tokens each → 110 are spent → the others are refused at their seats
 
-Of a line of a batch, a part of the tokens may not count (`batchDiscount`).
+A discount (`batchDiscount`) reduces the tokens that a line of a batch counts.
 
 What was spent before comes from the store (`restore`), and so does what other servers spend.
 """

@@ -162,7 +162,7 @@ class ResponseStore:
             response.on_removed()
 
     def forget(self, response: StoredResponse) -> None:
-        """Take out a response that has ended and is kept elsewhere. Who reads it now reads to its end."""
+        """Remove a response that has ended and is kept elsewhere. Open readers read to its end."""
         assert response.has_ended
         if self.has(response):
             self._take_out(response)
