@@ -6,16 +6,19 @@ import signal
 import threading
 import time
 from pathlib import Path
+from socket import socketpair
 
+import msgspec
 import pytest
 
+from fairlead.base.frames import FrameSocket
 from fairlead.language.structured import trial_process
 from fairlead.language.structured import trials as module
 from fairlead.language.structured.compiler import GrammarRefused, compile_grammar
 from fairlead.language.structured.forming import form_answer
 from fairlead.language.structured.grammar import PLAIN, ChoiceAnswer, JsonAnswer, answer_grammar
 from fairlead.language.structured.request import AnswerSpec
-from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trial_process import Trial, TrialResult
 from fairlead.language.structured.trials import GrammarTrials, TrialFailed, TrialRefused
 from language.structured.words import lark
 
@@ -132,6 +135,32 @@ def test_long_trial_runs_only_while_a_processor_is_idle():
         time.sleep(0.01)
     process.kill()
     thread.join()
+
+
+def test_result_does_not_wait_until_its_fork_is_gone(monkeypatch):
+    asked, connection = socketpair()
+    ours, theirs = os.pipe()  # a fork is gone when this is closed
+
+    def answer_and_linger(_trial, results):
+        os.close(theirs)
+        os.write(results, msgspec.msgpack.encode(TrialResult("refused")))
+        os.close(results)
+        os.read(ours, 1)
+        os._exit(0)
+
+    monkeypatch.setattr(trial_process, "_compile_and_exit", answer_and_linger)
+    trial = Trial(GOOD, cpu_s=10, memory_bytes=1 << 40, most_s=60)
+    exiting = []
+    with asked, contextlib.closing(FrameSocket(connection, msgspec.msgpack.Decoder(Trial))) as frames:
+        for _ in range(3):
+            assert trial_process._run(trial, frames, exiting).fault == "refused"
+        assert len(exiting) == 3
+    os.close(theirs)
+    for pid in exiting:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    trial_process._reap(exiting)
+    os.close(ours)
+    assert exiting == []
 
 
 def test_grammar_that_takes_long_is_reported(trials):

@@ -44,6 +44,7 @@ The lowest priority would not do: a step that wakes up waits for the end of a ru
 some milliseconds, whatever its priority. It does not wait for one that is scheduled as idle.
 """
 
+_MOST_EXITING = 8
 _LOOK_S = 0.005  # how often a trial is measured
 _SPARE_BYTES = STACK_BYTES + 1024 * 1024 * 1024  # of address space, which an allocator takes in advance
 _SPECIAL_TOKENS = re.compile(r"<\[[\d,^-]*\]>")
@@ -122,13 +123,19 @@ def main() -> int:
         contextlib.suppress(PeerGone),
     ):
         connection = FrameSocket(inherited, msgspec.msgpack.Decoder(Trial))
-        while (result := _run(connection.receive(), connection)) is not None:
+        exiting: list[int] = []
+        while (result := _run(connection.receive(), connection, exiting)) is not None:
             connection.send(result)
     return 0
 
 
-def _run(trial: Trial, connection: FrameSocket[Trial]) -> TrialResult | None:
-    """Compile a grammar in a fork, and end that at its limits. Return None if the parent has gone."""
+def _run(trial: Trial, connection: FrameSocket[Trial], exiting: list[int]) -> TrialResult | None:
+    """Compile a grammar in a fork, and end that at its limits. Return None if the parent has gone.
+
+    A fork whose result has arrived is added to `exiting`. On a busy machine it may take half a second until
+    it is gone, for which nobody waits.
+    """
+    _reap(exiting)
     ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
@@ -136,16 +143,30 @@ def _run(trial: Trial, connection: FrameSocket[Trial]) -> TrialResult | None:
         connection.close()
         _compile_and_exit(trial, theirs)
     os.close(theirs)
+    has_ended = False
     try:
-        return _watch(trial, pid, ours, connection)
+        result, has_ended = _watch(trial, pid, ours, connection)
+        return result
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
         os.close(ours)
+        if has_ended:
+            exiting.append(pid)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-def _watch(trial: Trial, pid: int, results: int, connection: FrameSocket[Trial]) -> TrialResult | None:
+def _reap(exiting: list[int]) -> None:
+    """Remove the forks that are gone; wait for the oldest one where there are too many."""
+    exiting[:] = [pid for pid in exiting if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+    if len(exiting) >= _MOST_EXITING:
+        os.waitpid(exiting.pop(0), 0)
+
+
+def _watch(
+    trial: Trial, pid: int, results: int, connection: FrameSocket[Trial]
+) -> tuple[TrialResult | None, bool]:
+    """Return the result of a fork, None if the parent has gone, and whether the fork has ended by itself."""
     began_s = time.monotonic()
     before_bytes = _memory_bytes(pid)
     poll = select.poll()
@@ -155,22 +176,24 @@ def _watch(trial: Trial, pid: int, results: int, connection: FrameSocket[Trial])
     while True:
         ready = dict(poll.poll(1000 * _LOOK_S))
         if connection.fileno() in ready:
-            return None
+            return None, False
         if results in ready:
             if found := os.read(results, 65536):
                 received += found
                 continue
-            return msgspec.msgpack.decode(received, type=TrialResult) if received else _crash(trial, pid)
+            if not received:
+                return _crash(trial, pid), True
+            return msgspec.msgpack.decode(received, type=TrialResult), True
         cpu_s = _cpu_s(pid)
         if cpu_s > trial.cpu_s:
-            return _too_slow(trial)
+            return _too_slow(trial), False
         if cpu_s > LONG_S and not is_long:
             is_long = True
             _run_while_idle(pid)
         if _memory_bytes(pid) - before_bytes > trial.memory_bytes:
-            return _too_large(trial)
+            return _too_large(trial), False
         if time.monotonic() - began_s > trial.most_s:
-            return TrialResult("there was no time to compile it", is_busy=True)
+            return TrialResult("there was no time to compile it", is_busy=True), False
 
 
 def _run_while_idle(pid: int) -> None:
@@ -233,9 +256,12 @@ def _call(trial: Trial, results: int) -> None:
 
 
 def _write(result: TrialResult, results: int) -> None:
-    """Write a result whole: it may be larger than the pipe."""
+    """Write a result whole, which may be larger than the pipe, and close the pipe.
+
+    After a long trial it stays open, so that the parent waits until this process's memory is free.
+    """
     result = msgspec.structs.replace(result, was_long=time.process_time() > LONG_S)
-    with open(results, "wb", closefd=False) as pipe:
+    with open(results, "wb", closefd=not result.was_long) as pipe:
         pipe.write(msgspec.msgpack.encode(result))
 
 
