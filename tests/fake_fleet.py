@@ -6,7 +6,15 @@ from typing import Any
 
 import trio
 
-from fairlead.base.config import AnyModelConfig, BudgetsConfig, Config, NodeConfig, Price, SelectorConfig
+from fairlead.base.config import (
+    AnyModelConfig,
+    ApiKey,
+    BudgetsConfig,
+    Config,
+    NodeConfig,
+    Price,
+    SelectorConfig,
+)
 from fairlead.base.config.models import MOST_DIALECTS
 from fairlead.base.errors import FairleadError, FaultyModel, InvalidRequest
 from fairlead.base.requester import Requester
@@ -45,6 +53,7 @@ class FakeFleet(Fleet):  # mypy checks the methods
     expiry_s: float = float("inf")
     prices: dict[str, Price] = field(default_factory=dict)
     budgets: BudgetsConfig = field(default_factory=BudgetsConfig)
+    api_keys: tuple[ApiKey, ...] = ()
 
     @property
     def problems(self) -> dict[str, str]:
@@ -155,7 +164,12 @@ class FakeCatalog(ModelCatalog):  # mypy checks the methods
 
     def __init__(self, fleet: FakeFleet) -> None:  # no file is read
         self.models = {config.name: config for config in fleet.configs}
-        self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases, budgets=fleet.budgets)
+        self.config = Config(
+            models=(),
+            include_aliases_in_list=fleet.lists_aliases,
+            budgets=fleet.budgets,
+            api_keys=fleet.api_keys,
+        )
         self.texts, self.faults = fleet.texts, fleet.faults
         self.aliases: dict[str, str] = {}
         self.selectors: dict[str, SelectorConfig] = {}

@@ -13,12 +13,19 @@ from e2e.real_server import configured, real_server, until
 
 TEAMS = {"ana": "red", "ben": "blue", "carl": "green"}
 KEYS = [
-    {"key": "sk-ana", "user": "ana", "team": "red", "limits": {"requestsPerMinute": 1000}},
+    {
+        "key": "sk-ana",
+        "user": "ana",
+        "team": "red",
+        "limits": {"requestsPerMinute": 1000},
+        "budget": {"tokensPerMonth": 100_000_000},
+    },
     {"key": "sk-ben", "user": "ben", "team": "blue"},
     {"key": "sk-carl", "user": "carl", "team": "green"},
+    {"key": "sk-dora", "user": "dora"},
     {"key": "sk-olga", "user": "olga", "role": "admin"},
 ]
-PAGES = ("now", "people", "requests", "latency", "errors", "usage", "keys", "connect")
+PAGES = ("now", "people", "requests", "latency", "errors", "usage", "budgets", "keys", "connect")
 LOOKS = {
     "light": {"color_scheme": "light"},
     "dark": {"color_scheme": "dark"},
@@ -43,9 +50,9 @@ def bearer(user):
 
 
 @contextmanager
-def opened(chromium, server, user, page="now", **options):
-    """Open a page of the console with a user's key."""
-    with chromium.open(f"{server.url}/#{page}", expected="401", **options) as found:
+def opened(chromium, server, user, page="now", *, expected="401", **options):
+    """Open a page of the console with a user's key; `expected`: as for `Browser.open`."""
+    with chromium.open(f"{server.url}/#{page}", expected=expected, **options) as found:
         found.locator("#key").fill(f"sk-{user}")
         found.keyboard.press("Enter")
         wait_until_live(found)
@@ -146,12 +153,15 @@ def test_pages_have_no_accessibility_violations(chromium, server, look):
         f"{server.url}/v1/completions", json={"model": "absent", "prompt": "x"}, headers=bearer("ana")
     )
     assert refused.status_code == 404
+    budget = {"team": "red", "tokens_per_day": 10**9, "cost_per_month": 50}
+    made = httpx.post(f"{server.url}/v1/organization/budgets", json=budget, headers=bearer("olga"))
+    assert made.status_code == 200
     with requests(server, "ana", "ben", "carl"), opened(chromium, server, "olga", **LOOKS[look]) as page:
         for name in PAGES:
             page.evaluate("page => { location.hash = page }", name)
             section = page.locator(f"#page-{name}")
             expect(section).to_be_visible()
-            if name in ("people", "requests", "latency", "errors", "usage"):
+            if name in ("people", "requests", "latency", "errors", "usage", "budgets"):
                 expect(section.locator("tbody tr").first).to_be_visible()
             if name in ("latency", "usage", "errors"):
                 expect(section.locator("canvas").first).to_be_visible()
@@ -186,6 +196,57 @@ def test_key_is_made_used_rotated_and_revoked(chromium, server):
         row.get_by_role("button", name="Revoke").click()
         expect(row).to_have_count(0)
         assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401
+
+
+def test_budget_is_set_reached_raised_and_removed(chromium, server):
+    def status():
+        body = {"prompt": [5] * 6, "max_tokens": 8, "ignore_eos": True}
+        return httpx.post(
+            f"{server.url}/v1/completions", json=body, headers=bearer("dora"), timeout=60
+        ).status_code
+
+    with opened(chromium, server, "olga", "budgets") as page:
+        of_key = page.locator("#budgets tbody tr").filter(has_text="ana")
+        expect(of_key).to_contain_text("of 100M")
+        expect(of_key).to_contain_text("Configuration")
+        expect(of_key.get_by_role("button")).to_have_count(0)
+        page.get_by_text("Set a budget").first.click()
+        page.locator("#budget-form [name=name]").fill("dora")
+        page.locator("#budget-form [name=tokens_per_day]").fill("10")
+        page.locator("#budget-form button").click()
+        row = page.locator("#budgets tbody tr").filter(has_text="dora")
+        expect(row).to_contain_text("0 of 10")
+        assert [status(), status()] == [200, 429]
+        expect(row).to_contain_text("14 of 10")
+        expect(row.locator(".spent")).to_contain_text("reached · renews")
+        assert violations(page) == []
+        chromium.save_screenshot(page, "console-budget-reached")
+        row.get_by_role("button", name="Edit").click()
+        expect(page.locator("#budget-form [name=name]")).to_have_value("dora")
+        page.locator("#budget-form [name=tokens_per_day]").fill("1000")
+        page.locator("#budget-form button").click()
+        expect(row).to_contain_text("14 of 1,000")
+        assert status() == 200
+        with opened(chromium, server, "dora", "people") as own:
+            expect(own.locator('#people [data-row="dora"] .limits')).to_contain_text("renews")
+            expect(own.get_by_role("link", name="Budgets")).to_be_hidden()
+        row.get_by_role("button", name="Remove").click()
+        expect(row.get_by_role("button", name="Remove")).to_have_text("Confirm")
+        row.get_by_role("button", name="Remove").click()
+        expect(row).to_have_count(0)
+
+
+def test_budget_that_is_refused_says_why(chromium, server):
+    with opened(chromium, server, "olga", "budgets", expected="status of 40") as page:
+        page.get_by_text("Set a budget").first.click()
+        page.locator("#budget-form [name=name]").fill("dora")
+        page.locator("#budget-form button").click()
+        for _ in range(2):  # also after the budgets were read again
+            with page.expect_response("**/v1/organization/budgets"):
+                pass
+            expect(page.locator("#page-problem")).to_contain_text("give at least one of")
+        page.evaluate("location.hash = 'keys'")
+        expect(page.locator("#page-problem")).to_be_hidden()
 
 
 def test_log_of_a_model_is_shown_to_operators(chromium, server):

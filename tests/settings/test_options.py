@@ -112,7 +112,7 @@ TESTS = {
         f"{_KEYS}budget_is_set_with_each_limit_that_is_given",
     ),
     "budgets set --user": f"{_KEYS}faulty_command_for_a_budget_sends_nothing",
-    "budgets list --json": f"{_KEYS}budgets_are_listed_with_where_they_are_set",
+    "budgets list --json": f"{_KEYS}budgets_are_listed_with_where_they_are_set_and_what_is_used",
     **dict.fromkeys(
         ("budgets remove --team", "budgets remove --user"), f"{_KEYS}only_budgets_of_the_store_are_removed"
     ),

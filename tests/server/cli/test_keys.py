@@ -130,21 +130,27 @@ BUDGET = {
     "team": "ops",
     "source": "store",
     "tokens_per_day": 2_000_000,
-} | dict.fromkeys(("tokens_per_month", "cost_per_day", "cost_per_month"))
+    "uses": [{"kind": "tokens_per_day", "limit": 2_000_000, "used": 1500, "renews_at": 1}],
+    **dict.fromkeys(("api_key_id", "api_key_name", "tokens_per_month", "cost_per_day", "cost_per_month")),
+}
 OF_FILE = BUDGET | {
     "id": "budget-2",
     "user": "portal/ana",
     "team": None,
     "source": "file",
     "cost_per_day": 1.5,
+    "uses": [{"kind": "cost_per_day", "limit": 1.5, "used": 0.25, "renews_at": 1}],
 }
+OF_KEY = OF_FILE | {"id": "budget-3", "user": None, "api_key_id": "key-1"}
 
 
 @pytest.fixture
 def budgets(monkeypatch):
     """Return the requests that the commands for budgets send."""
     requests = []
-    monkeypatch.setattr(Client, "get", lambda _, path: json.dumps({"data": [BUDGET, OF_FILE]}).encode())
+    monkeypatch.setattr(
+        Client, "get", lambda _, path: json.dumps({"data": [BUDGET, OF_FILE, OF_KEY]}).encode()
+    )
     monkeypatch.setattr(
         Client, "post", lambda _, path, body: requests.append((path, body)) or json.dumps(BUDGET).encode()
     )
@@ -182,13 +188,16 @@ def test_faulty_command_for_a_budget_sends_nothing(budgets, words, capsys):
     assert capsys.readouterr().err
 
 
-def test_budgets_are_listed_with_where_they_are_set(budgets, capsys):
+def test_budgets_are_listed_with_where_they_are_set_and_what_is_used(budgets, capsys):
     assert main(["budgets", "list"]) == 0
-    team, user = capsys.readouterr().out.splitlines()[1:]
-    assert team.split() == ["team", "ops", "store", "2,000,000"]
-    assert user.split()[:3] == ["user", "portal/ana", "file"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines == [
+        ["team", "ops", "store", "1,500/2,000,000"],
+        ["user", "portal/ana", "file", "0.25/1.5"],
+        ["key", "key-1", "file", "0.25/1.5"],
+    ]
     assert main(["budgets", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [BUDGET, OF_FILE]
+    assert json.loads(capsys.readouterr().out) == [BUDGET, OF_FILE, OF_KEY]
 
 
 def test_only_budgets_of_the_store_are_removed(budgets, capsys):

@@ -5,7 +5,7 @@ import hashlib
 import io
 import time
 import typing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import openai
@@ -14,6 +14,8 @@ from openai.types.admin.organization import AdminAPIKey
 from openai.types.admin.organization.projects import ProjectSpendLimit
 
 from fairlead.base.config import ApiKey, Budget, BudgetsConfig, Price
+from fairlead.router.quotas.access import key_id
+from fairlead.server.organization.budgets import month_at
 from fairlead.server.organization.usage import COST_GROUPS, GROUPS, WIDTHS
 from fairlead.server.routes.route_table import ROUTES
 from fairlead.store.records import NANO, UsageCounts, UsageKey
@@ -503,6 +505,60 @@ async def test_budget_that_is_set_holds_from_the_next_request_and_replaces_that_
 async def test_faulty_budget_is_refused_with_the_field(server, body, param):
     reply = await server.post(BUDGETS, body, headers=ADMIN)
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_budgets_of_users_teams_and_keys_are_listed_with_what_is_used_and_when_they_renew(
+    client_with, store
+):
+    of_file = ApiKey("sk-1", user="ana", team="research", budget=Budget(tokens_per_month=100))
+    budgets = BudgetsConfig(users={"ana": Budget(tokens_per_day=10, cost_per_day=1)})
+    fleet = FakeFleet(
+        ["small"],
+        budgets=budgets,
+        api_keys=(of_file, *KEYS.values()),
+        prices={"small": Price(input=50_000, output=0)},
+    )
+    client = client_with(*KEYS.values(), of_file, store=store, fleet=fleet)
+    store.on_keys = client.app.change_stored_keys
+    await client.post(BUDGETS, {"team": "research", "cost_per_month": 5}, headers=ADMIN)
+    of_store = await made(client, tokens_per_day=7)
+    body = {"model": "small", "prompt": [1, 2, 3, 4]}
+    assert (await client.post("/v1/completions", body, headers=bearer("sk-1"))).status == 200
+    now = datetime.now(UTC)
+    day = int((now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)).timestamp())
+    month = month_at(now.timestamp())[1]
+    listed = (await client.get(BUDGETS, headers=ADMIN)).json["data"]
+    assert [
+        (
+            each["user"] or each["team"] or each["api_key_id"],
+            each["api_key_name"],
+            each["source"],
+            [(use["kind"], use["limit"], use["used"], use["renews_at"]) for use in each["uses"]],
+        )
+        for each in listed
+    ] == [
+        *sorted(
+            [
+                (key_id(of_file), "ana", "file", [("tokens_per_month", 100, 8, month)]),
+                (of_store["id"], "ana's laptop", "store", [("tokens_per_day", 7, 0, day)]),
+            ]
+        ),
+        ("research", None, "store", [("cost_per_month", 5, 0.2, month)]),
+        ("ana", None, "file", [("tokens_per_day", 10, 8, day), ("cost_per_day", 1, 0.2, day)]),
+    ]
+    for each in listed:
+        assert (await client.get(f"{BUDGETS}/{each['id']}", headers=ADMIN)).json == each
+        removed = await client.send("DELETE", f"{BUDGETS}/{each['id']}", b"", headers=ADMIN)
+        assert removed.status == (200 if each["team"] else 404)
+
+
+async def test_budgets_of_the_file_are_listed_without_a_store(client_with):
+    budgets = BudgetsConfig(users={"ana": Budget(tokens_per_day=10)})
+    client = client_with(*KEYS.values(), fleet=FakeFleet(["small"], budgets=budgets))
+    (listed,) = (await client.get(BUDGETS, headers=ADMIN)).json["data"]
+    assert (listed["user"], listed["source"]) == ("ana", "file")
+    refused = await client.post(BUDGETS, {"user": "ana", "tokens_per_day": 1}, headers=ADMIN)
+    assert (refused.status, "store: none" in refused.error["message"]) == (501, True)
 
 
 async def test_store_that_is_away_changes_no_budget(server, store):

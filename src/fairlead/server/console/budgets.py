@@ -1,4 +1,4 @@
-"""Budgets of users and teams on a terminal: `fairlead budgets`. All changes are made by the server."""
+"""Budgets on a terminal: `fairlead budgets`. All changes are made by the server."""
 
 import sys
 from typing import Any
@@ -15,6 +15,7 @@ _LIMITS = {
     "cost_per_day": "COST/DAY",
     "cost_per_month": "COST/MONTH",
 }
+_OWNERS = {"user": "user", "team": "team", "api_key_id": "key"}
 
 
 def set_budget(client: Client, *, settings: dict[str, Any], as_json: bool) -> int:
@@ -26,7 +27,7 @@ def set_budget(client: Client, *, settings: dict[str, Any], as_json: bool) -> in
 
 
 def list_budgets(client: Client, *, as_json: bool) -> int:
-    """Print the budgets, one a line: user or team, where it is set, and its limits."""
+    """Print the budgets, one a line: whose it is, where it is set, and what is used of its limits."""
     found = _budgets(client)
     if as_json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
@@ -40,9 +41,10 @@ def list_budgets(client: Client, *, as_json: bool) -> int:
     for title in _LIMITS.values():
         table.add_column(title, justify="right")
     for budget in found:
-        kind = "user" if budget["user"] is not None else "team"
-        limits = ("" if budget[name] is None else f"{budget[name]:,}" for name in _LIMITS)
-        table.add_row(kind, printable(budget[kind]), budget["source"], *limits)
+        kind, name = next((kind, budget[kind]) for kind in _OWNERS if budget[kind] is not None)
+        uses = {use["kind"]: f"{use['used']:,.10g}/{use['limit']:,.10g}" for use in budget["uses"]}
+        limits = (uses.get(limit, "") for limit in _LIMITS)
+        table.add_row(_OWNERS[kind], printable(name), budget["source"], *limits)
     Console().print(table)
     return 0
 

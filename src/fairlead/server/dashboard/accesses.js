@@ -63,6 +63,7 @@ async function confirm(action, id, name) {
     return;
   }
   confirming = null;
+  report("");
   const path = `${PATH}/${encodeURIComponent(id)}`;
   try {
     if (action === "revoke") await server.call(path, { method: "DELETE" });
@@ -89,6 +90,7 @@ async function make() {
   fields.role = form.elements.role.value;
   if (form.elements.days.value) fields.expires_in_seconds = Number(form.elements.days.value) * DAY_S;
   for (const name of ["requests_per_minute", "tokens_per_day"]) if (form.elements[name].value) fields[name] = Number(form.elements[name].value);
+  report("");
   try {
     showValue(await server.call(PATH, { method: "POST", json: fields }).then((response) => response.json()));
     form.reset();

@@ -11,6 +11,7 @@ import "./people.js";
 import "./requests.js";
 import { seeOwn, showErrors } from "./timings.js";
 import "./usage.js";
+import { offerBudgets } from "./budgets.js";
 import { offerAccesses } from "./accesses.js";
 import "./connect.js";
 import { redrawPages, startPages } from "./router.js";
@@ -29,6 +30,7 @@ function showLink(state = link.dataset.state) {
 function useCaller(role, id) {
   offerActions(role);
   seeOwn(role);
+  offerBudgets(role);
   offerAccesses(role);
   if (id !== link.dataset.caller) useChatsOf(id);
   link.dataset.caller = id;

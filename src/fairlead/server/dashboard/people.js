@@ -1,9 +1,10 @@
 // People: who waits, what each has got of the seats against a fair share, and how much of the limits is used.
 
-import { element, setAttribute, setText } from "./element.js";
+import { element, setText } from "./element.js";
+import { limitList } from "./limits.js";
 import { addPage, poll } from "./router.js";
 import { once, Table } from "./table.js";
-import { count, percent, rate, time, translate } from "./words.js";
+import { count, percent, time, translate } from "./words.js";
 
 const EVERY_MS = 900;
 
@@ -29,27 +30,9 @@ function makeShare() {
   return { words, fair, mark, meter, host: element("div", { class: "share" }, words, fair, meter) };
 }
 
-/** Return a limit's words: what is used of it. */
-export function limitWords({ kind, limit, used }) {
-  const show = kind.startsWith("cost") ? rate : count;
-  return translate("limitUse", { kind: translate(kind), used: show(used), limit: show(limit) });
-}
-
-function limits(row, cell) {
-  const list = once(cell, () => element("ul", { class: "limits" }));
-  const shown = row.limits.map((use) => {
-    const part = use.used / use.limit;
-    const words = element("span", {}, limitWords(use));
-    const fill = element("i", { class: "fill" });
-    fill.style.width = `${100 * Math.min(1, part)}%`;
-    const line = element("li", { class: part >= 1 ? "spent" : part >= 0.8 ? "near" : "" }, words, element("span", { class: "meter", "aria-hidden": "true" }, fill));
-    setAttribute(line, "title", use.subject);
-    return line;
-  });
-  const key = JSON.stringify(row.limits.map((use) => [use.kind, use.subject, use.used, use.limit]));
-  if (list.dataset.shown !== key || !cell.contains(list)) list.replaceChildren(...shown);
-  list.dataset.shown = key;
-  return list;
+function limits({ limits: uses }, cell) {
+  const now = Date.now() / 1000;
+  return limitList(uses.map((use) => ({ ...use, renews_at: use.renews_in_s === null ? null : now + use.renews_in_s })), cell);
 }
 
 const table = new Table(document.querySelector("#people"), [

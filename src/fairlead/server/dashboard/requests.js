@@ -89,6 +89,7 @@ async function cancel(id) {
     return;
   }
   confirming = null;
+  report("");
   canceling.add(id);
   table.draw();
   try {

@@ -10,6 +10,7 @@ const RETRY_MS = 2000;
 const nav = document.querySelector("#pages");
 const alarm = document.querySelector("#page-problem");
 const pages = new Map();
+const problems = { action: "", data: "" };
 let shown = null;
 
 /**
@@ -32,6 +33,7 @@ function show(id) {
   if (shown) pages.get(shown).stop?.();
   shown = id;
   report("");
+  report("", "data");
   for (const page of pages.values()) {
     page.section.hidden = page.id !== id;
     setAttribute(page.link, "aria-current", page.id === id ? "page" : null);
@@ -63,10 +65,15 @@ export function redrawPages() {
   if (shown) pages.get(shown).draw();
 }
 
-/** Show why the page's data cannot be had, or may be old; "": they are there. */
-export function report(words) {
-  setText(alarm, words);
-  alarm.hidden = !words;
+/**
+ * Show why an action has failed, until the next action or page; or, `of` "data", why the page's data cannot be
+ * had or may be old, until they are read. "": there is no problem any more.
+ */
+export function report(words, of = "action") {
+  problems[of] = words;
+  const shownWords = problems.action || problems.data;
+  setText(alarm, shownWords);
+  alarm.hidden = !shownWords;
 }
 
 /** Return the words for an error of a request. */
@@ -95,12 +102,12 @@ export function poll(path, everyMs, onData) {
         const response = await server.call(typeof path === "function" ? path() : path, { signal: mine.signal });
         const data = await response.json();
         if (ended || mine !== controller) return;
-        report("");
+        report("", "data");
         onData(data);
       } catch (error) {
         if (ended || mine !== controller) return;
         if (!(error instanceof Refusal || error instanceof TypeError)) reportError(error);
-        if (error.status !== 401) report(wordsOf(error)); // for a key the dialog asks
+        if (error.status !== 401) report(wordsOf(error), "data"); // for a key the dialog asks
         next = Math.max(everyMs, RETRY_MS);
       }
     }

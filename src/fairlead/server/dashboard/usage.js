@@ -107,11 +107,11 @@ function start() {
       const found = await load(mine.signal);
       if (mine !== controller || mine.signal.aborted) return;
       latest = found;
-      report("");
+      report("", "data");
       draw();
     } catch (error) {
       if (mine.signal.aborted) return;
-      report(wordsOf(error));
+      report(wordsOf(error), "data");
     }
     timer = setTimeout(read, EVERY_MS);
   };

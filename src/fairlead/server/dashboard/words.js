@@ -83,6 +83,9 @@ export const milliseconds = (seconds) => `${format(seconds * 1000, { maximumFrac
 /** Format a day, from seconds since 1970. */
 export const date = (at) => new Intl.DateTimeFormat(language, { dateStyle: "medium" }).format(new Date(at * 1000));
 
+/** Format a minute of a day, from seconds since 1970. */
+export const moment = (at) => new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "short" }).format(new Date(Math.round(at / 60) * 60_000));
+
 /** Format a duration of which only whole seconds are known. */
 export const wait = (seconds) => (seconds < 60 ? unit(Math.round(seconds), "second") : time(seconds));
 

@@ -131,22 +131,44 @@ class SetBudgetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cost_per_month: Money | None = None
 
 
+class BudgetUseObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of a budget, and what is used of it.
+
+    kind: What is limited.
+    limit: The limit.
+    used: What is spent of it, and what running requests have reserved. It may exceed the limit.
+    renews_at: When nothing of it is used again, in seconds since 1970.
+    """
+
+    kind: Literal["tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month"]
+    limit: float
+    used: float
+    renews_at: int
+
+
 class BudgetObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The budget of a user or a team. `source`: `file` is the configuration."""
+    """The budget of a user, a team or a key, and what is used of it.
+
+    source: Where it is set; `file` is the configuration. That of a key is where the key is.
+    api_key_name: The name of a key in the store, or the user of another key.
+    """
 
     object: Literal["organization.budget"] = "organization.budget"
     id: str
     user: str | None
     team: str | None
+    api_key_id: str | None
+    api_key_name: str | None
     source: Literal["file", "store"]
     tokens_per_day: int | None
     tokens_per_month: int | None
     cost_per_day: float | None
     cost_per_month: float | None
+    uses: tuple[BudgetUseObject, ...]
 
 
 class BudgetList(msgspec.Struct, frozen=True, kw_only=True):
-    """All budgets of users and teams."""
+    """All budgets of users, teams and keys."""
 
     object: Literal["list"] = "list"
     data: list[BudgetObject]

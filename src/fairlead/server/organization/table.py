@@ -169,7 +169,8 @@ ORGANIZATION_ROUTES = group(
         method="GET",
         path=_BUDGETS,
         view=BudgetRoutes.list_budgets,
-        summary="List the budgets of users and teams that are in force, those of the configuration too.",
+        summary="List the budgets of users, teams and keys in force, also those of the configuration, "
+        "and what is used of them.",
         answer=BudgetList,
         errors=(501, 503),
     ),
@@ -187,7 +188,7 @@ ORGANIZATION_ROUTES = group(
         method="GET",
         path=f"{_BUDGETS}/{{budget_id}}",
         view=BudgetRoutes.budget,
-        summary="Describe the budget of a user or a team.",
+        summary="Describe the budget of a user, a team or a key.",
         answer=BudgetObject,
         errors=(404, 501, 503),
     ),
