@@ -101,6 +101,19 @@ async def test_conversation_as_long_as_no_body_may_be_is_refused(client_with, tm
     assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
 
 
+async def test_conversation_grows_no_longer_than_a_body_and_one_answer(client_with, tmp_path):
+    card = ModelConfig(path=tmp_path, name="small")
+    client = client_with(config=Config(models=(card,), limits=Limits(body_bytes=4000)))
+    conversation = (await client.post("/v1/conversations", {})).json["id"]
+    await created(client, "x" * 1000, conversation=conversation)
+    await created(client, "x" * 1000, conversation=conversation)
+    reply = await client.post(PATH, body_of("x" * 1500, conversation=conversation))
+    assert (reply.status, reply.error["param"]) == (400, "conversation")
+    assert "limits.bodyBytes" in reply.error["message"]
+    listed = (await client.get(f"/v1/conversations/{conversation}/items")).json["data"]
+    assert len(listed) == 4
+
+
 async def test_long_history_is_read_and_encoded_in_threads(client, monkeypatch):
     """Its body is short."""
     threads = []

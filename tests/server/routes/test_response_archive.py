@@ -1,6 +1,8 @@
 """Responses in the store, from the side of one process: what it writes, and what it makes of others' rows."""
 
 import json
+import re
+import time
 
 import pytest
 import trio
@@ -12,6 +14,7 @@ from fairlead.server.responses.store import ResponseStore, StoredResponse
 from fairlead.store.database import Database
 from fairlead.store.kept import KeptChange, KeptResponsesStore, KeptRow, KeptTables
 from fairlead.store.sqlite import Sqlite
+from server.routes.responses_client import PATH, body_of, events_of, running
 
 NOW = 1_800_000_000
 MEGA = 1 << 20
@@ -23,7 +26,7 @@ class Kept(KeptResponsesStore):
     """A store that fails the next `failures` writes after it has done them, as if the answer was lost."""
 
     failures = 0
-    refused = ""  # the id of a response that no table can hold
+    refused = ""  # the id of a response, or of a conversation with another turn, that no table can hold
 
     async def write(self, changes):
         if any(change.row.id == self.refused for change in changes):
@@ -34,18 +37,23 @@ class Kept(KeptResponsesStore):
             raise StoreUnavailable
         return gone
 
+    async def change(self, response_id, *arguments):
+        if response_id == self.refused:
+            raise InvalidRequest("it has a value that no table can hold")
+        return await super().change(response_id, *arguments)
+
 
 class Front:
     """One process: its memory and its connection."""
 
-    def __init__(self, path) -> None:
+    def __init__(self, path, now=lambda: NOW) -> None:
         tables = [
-            KeptTables(Database(Sqlite(path), usage_days=1), max_bytes=MEGA, keep_s=60, now=lambda: NOW)
+            KeptTables(Database(Sqlite(path), usage_days=1), max_bytes=MEGA, keep_s=60, now=now)
             for _ in range(2)
         ]
         self.kept = Kept(*tables)
         self.memory = ResponseStore(MEGA, 60)
-        self.archive = ResponseArchive(self.memory, self.kept, ttl_s=60, now=lambda: NOW)
+        self.archive = ResponseArchive(self.memory, self.kept, ttl_s=60, now=now)
         self.archive.with_turn = with_turn
 
     def begin(self, **fields) -> StoredResponse:
@@ -162,6 +170,62 @@ async def test_turn_is_added_to_its_conversation_once_although_its_write_is_repe
             await trio.sleep(0.01)
     found = await other.archive.find("conv_1", "ana")
     assert [item["type"] for item in items_of(found.document)] == ["message", "message"]
+
+
+async def test_response_is_kept_although_its_conversation_cannot_hold_its_turn(fronts):
+    mine, other = fronts
+    assert await mine.archive.add(StoredResponse("conv_1", "ana", "ana"), CONVERSATION)
+    mine.kept.refused = "conv_1"
+    response = mine.begin(conversation="conv_1")
+    mine.end(response)
+    with pytest.raises(InvalidRequest, match="resp_1 is kept, but the conversation") as refused:
+        await mine.archive.settle_turn(response)
+    assert refused.value.param == "conversation"
+    assert (await other.archive.find("resp_1", "ana")).has_ended
+    assert items_of((await other.archive.find("conv_1", "ana")).document) == []
+    assert len(mine.memory) == 0
+
+
+async def test_refused_turn_loses_no_turns_that_are_written_with_it(fronts):
+    mine, other = fronts
+    for name in ("conv_1", "conv_2"):
+        assert await mine.archive.add(StoredResponse(name, "ana", "ana"), CONVERSATION)
+    mine.kept.refused = "conv_1"
+    for number in (1, 2):
+        response = StoredResponse(
+            f"resp_{number}", "ana", "ana", input=b'"hello"', conversation=f"conv_{number}"
+        )
+        mine.memory.begin(response)
+        mine.end(response)
+    with trio.fail_after(10):
+        while len(mine.memory):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+    assert [await other.archive.find(f"resp_{number}", "ana") is not None for number in (1, 2)] == [
+        True,
+        True,
+    ]
+    assert len(items_of((await other.archive.find("conv_2", "ana")).document)) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_gets_the_error_of_a_refused_turn_and_finds_the_response(client_with, tmp_path, stream):
+    kept = Front(tmp_path / "store.db", time.time).kept
+    client = client_with(kept=kept)
+    async with running(client):
+        conversation = (await client.post("/v1/conversations", {})).json["id"]
+        kept.refused = conversation
+        reply = await client.post(PATH, body_of(conversation=conversation, stream=stream))
+        if stream:
+            last = events_of(reply)[-1]
+            assert last["type"] == "response.failed"
+            message, response_id = last["response"]["error"]["message"], last["response"]["id"]
+        else:
+            assert (reply.status, reply.error["param"]) == (400, "conversation")
+            message = reply.error["message"]
+            (response_id,) = re.findall("resp_[0-9a-f]+", message)
+        assert f"{response_id} is kept" in message
+        assert (await client.get(f"{PATH}/{response_id}")).json["status"] == "completed"
+        assert (await client.get(f"/v1/conversations/{conversation}/items")).json["data"] == []
 
 
 async def test_last_responses_are_written_when_the_server_stops(tmp_path):

@@ -231,6 +231,13 @@ class ResponseArchive:
             with trio.move_on_after(SETTLE_S):
                 await progress.written.wait()
 
+    async def settle_turn(self, response: StoredResponse) -> None:
+        """Do what `settle` does. Raises `InvalidRequest`, once, if the conversation cannot hold the turn."""
+        await self.settle(response)
+        error, response.turn_error = response.turn_error, None
+        if error is not None:
+            raise error
+
     async def run(self) -> None:
         """Write what has changed until cancelled. Failures are logged once, until a write succeeds again."""
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -346,13 +353,19 @@ class ResponseArchive:
         return changes
 
     async def _write_turn(self, response: StoredResponse) -> None:
-        """Add an ended response to its conversation, once."""
+        """Add an ended response to its conversation, once; if that cannot hold it, record the error."""
         if response.conversation is None or not response.has_ended:
             return
         assert self._kept is not None
         turn = (response.id, response.input, response.document)
         add = partial(_with_turn, self.with_turn, turn)
-        await self._kept.change(response.conversation, response.owner, add, self._ttl_s)
+        try:
+            await self._kept.change(response.conversation, response.owner, add, self._ttl_s)
+        except InvalidRequest as error:  # now or later; the response itself is kept
+            about = {"response": response.id, "conversation": response.conversation}
+            logger.error("turn not kept", reason=error.message, **about)  # noqa: TRY400
+            reason = f"the response {response.id} is kept, but the conversation cannot hold its items"
+            response.turn_error = InvalidRequest(f"{reason}: {error.message}", param="conversation")
         response.conversation = None
 
     def _forget(self, response: StoredResponse) -> None:

@@ -187,6 +187,10 @@ class ResponseRoutes:
         """Return the items that precede the input, and their size, which counts as the body's does."""
         if envelope.conversation_id is not None:
             document = await find_conversation(self.archive, envelope.conversation_id, caller.owner)
+            most = self._services.config.limits.body_bytes
+            if len(document) + len(envelope.input) > most:
+                reason = f"the conversation would be longer than {most} bytes (limits.bodyBytes)"
+                raise invalid_field("conversation", reason)
             if len(document) > LARGE_BODY_BYTES:
                 return await self._jobs.offload.in_thread(caller, items_of, document), len(document)
             return items_of(document), len(document)
@@ -254,20 +258,23 @@ class ResponseRoutes:
             call_at_end(caller.nursery, self._leave, response)
             answer = await self._pipeline.answer(caller, dialect, job, context)
             if isinstance(answer.body, EventStream):
-                answer.body.before_end = partial(self.archive.settle, response)
+                answer.body.before_end = partial(self.archive.settle_turn, response)
             return answer_response(answer)
         try:
             answer = await self._pipeline.answer(caller, dialect, job, context)
             assert isinstance(answer.body, bytes)
             self._end(response, answer.body)
-            await self.archive.settle(response)
+            await self.archive.settle_turn(response)
             return answer_response(answer)
         finally:
             self._leave(response)
 
     def _end(self, response: StoredResponse, document: bytes) -> None:
-        """Keep the response, unless another server has begun it, and chosen its id."""
-        if document.startswith(b'{"id":"%s"' % response.id.encode()):
+        """Keep the response, unless another server has begun it, and chosen its id.
+
+        A stream may end twice: with its answer, and with the error of its turn.
+        """
+        if not response.has_ended and document.startswith(b'{"id":"%s"' % response.id.encode()):
             self.store.end(response, document, trio.current_time())
 
     def _leave(self, response: StoredResponse) -> None:

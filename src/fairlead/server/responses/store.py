@@ -15,6 +15,8 @@ long conversation are then kept as long as its last one.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from fairlead.base.errors import InvalidRequest
+
 # Memory of a response and of an event besides their bytes: the objects, and their places in dicts and lists.
 RESPONSE_BYTES = 2048
 EVENT_BYTES = 64
@@ -38,6 +40,7 @@ class StoredResponse:
     events: Whole server-sent events, each at the index of its sequence number.
     has_ended: Nothing more will change.
     is_gone: It was removed, and is empty.
+    turn_error: Why its items are not in its conversation, though it has ended; None: there is no reason.
     expires_s: When it will be removed, on Trio's clock.
     size: The memory that counts for it, in bytes.
     """
@@ -56,6 +59,7 @@ class StoredResponse:
     events: list[bytes] = field(default_factory=list)
     has_ended: bool = False
     is_gone: bool = False
+    turn_error: InvalidRequest | None = None
     expires_s: float = 0.0
     size: int = 0
 
