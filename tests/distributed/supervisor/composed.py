@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from fairlead.base.config import ApiKey, CommandConfig, Config
+from fairlead.base.config.models import MOST_DIALECTS, Dialects
 from fairlead.distributed.supervisor import control
 from fairlead.generation.metrics.tenants import TenantNames
 from fairlead.generation.request_log import RequestLog
@@ -61,15 +62,30 @@ class Composed(NamedTuple):
 
 @asynccontextmanager
 async def composed(
-    directory: Path, *keys: ApiKey, fronts: int = 1, **settings: Any
+    directory: Path,
+    *keys: ApiKey,
+    fronts: int = 1,
+    dialects: Dialects = MOST_DIALECTS,
+    model: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Composed]:
-    """Run a dispatcher and fronts until the block ends."""
+    """Run a dispatcher and fronts until the block ends.
+
+    directory: where they have their sockets.
+    keys: the API keys.
+    fronts: how many fronts.
+    dialects: what the model's server speaks.
+    model: further settings of the model.
+    settings: those of the configuration.
+    """
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, _answer, listeners)
         model_url = "http://{}:{}".format(*listeners[0].socket.getsockname())
-        model = CommandConfig(name=MODEL, cmd=("serve",), proxy=model_url, preload=True)
-        config = Config(models=(model,), api_keys=keys, port=0, **settings)
+        served = CommandConfig(
+            name=MODEL, cmd=("serve",), proxy=model_url, preload=True, dialects=dialects, **(model or {})
+        )
+        config = Config(models=(served,), api_keys=keys, port=0, **settings)
         link = Link()
         start = control.RunDispatcher(control.pack(config), str(directory), LINK_KEY, 1, expected=())
         dispatcher = DispatcherRole(link, start)

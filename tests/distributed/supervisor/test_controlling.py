@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from distributed.supervisor.composed import MODEL, SLOW, composed
-from fairlead.base.config import ROLES, ApiKey, BatchesConfig, NodeConfig
+from fairlead.base.config import ROLES, ApiKey, BatchesConfig, NodeConfig, ResponsesConfig
 from fairlead.router.quotas.access import key_id
 from fairlead.server.routes.route_table import ROUTES
 from server.routes.conftest import log
@@ -166,6 +166,83 @@ async def test_files_and_batches_belong_to_their_key_at_every_front(tmp_path, ca
             assert not {each["id"] for each in listed} & set(others.values())
 
 
+RESPONSES, CONVERSATIONS = "/v1/responses", "/v1/conversations"
+# Routes for a response or a conversation, those that remove it last.
+OF_RESPONSES = sorted(
+    [route for route in ROUTES if {"response_id", "conversation_id"} & set(route.parameters)],
+    key=lambda route: route.method == "DELETE",
+)
+
+
+@pytest.mark.parametrize("caller", ROLES)
+async def test_responses_and_conversations_belong_to_their_key_at_every_front(tmp_path, caller):
+    running = composed(
+        tmp_path,
+        *KEYS.values(),
+        OTHER,
+        fronts=2,
+        dialects=("openai",),  # so that responses are written here
+        responses=ResponsesConfig(in_store=True),
+        store=str(tmp_path / "fairlead.db"),
+    )
+    async with running as server, server.client(0) as one, server.client(1) as another:
+        await wait_for_keys(one)
+        await wait_for_keys(another)
+
+        async def created(headers) -> dict[str, str]:
+            body = {"model": MODEL, "input": "hello"}
+            response = (await one.post(RESPONSES, json=body, headers=headers)).json()
+            items = {"items": [{"role": "user", "content": "hello"}]}
+            conversation = (await one.post(CONVERSATIONS, json=items, headers=headers)).json()
+            path = f"{CONVERSATIONS}/{conversation['id']}/items"
+            (item,) = (await another.get(path, headers=headers)).json()["data"]
+            ids = {"response_id": response["id"], "conversation_id": conversation["id"]}
+            return ids | {"item_id": item["id"]}
+
+        async def both() -> list[dict[str, str]]:
+            return [await created(header_of(caller)), await created(bearer(OTHER.key))]
+
+        pair = await both()
+        for route in OF_RESPONSES:
+            for client in (one, another):
+                if route.method == "DELETE":
+                    pair = await both()
+                statuses = []
+                for ids in pair:
+                    method, path, body = call_of(route, **ids)
+                    reply = await client.request(method, path, content=body, headers=header_of(caller))
+                    statuses.append(reply.status_code)
+                # Only a response in the background can be cancelled.
+                assert statuses == [400 if route.path.endswith("/cancel") else 200, 404], path
+
+
+@pytest.mark.parametrize("caller", ROLES)
+@pytest.mark.parametrize("continues", ["previous_response_id", "conversation"])
+async def test_nobody_continues_the_response_or_conversation_of_others_at_any_front(
+    tmp_path, caller, continues
+):
+    running = composed(
+        tmp_path,
+        *KEYS.values(),
+        OTHER,
+        fronts=2,
+        dialects=("openai",),
+        responses=ResponsesConfig(in_store=True),
+        store=str(tmp_path / "fairlead.db"),
+    )
+    async with running as server, server.client(0) as one, server.client(1) as another:
+        await wait_for_keys(one)
+        await wait_for_keys(another)
+        ask = {"model": MODEL, "input": "hello"}
+        for headers, is_own in ((header_of(caller), True), (bearer(OTHER.key), False)):
+            path, body = (RESPONSES, ask) if continues != "conversation" else (CONVERSATIONS, {})
+            made = (await one.post(path, json=body, headers=headers)).json()["id"]
+            for client in (one, another):
+                reply = await client.post(RESPONSES, json=ask | {continues: made}, headers=header_of(caller))
+                refused = 404 if continues == "conversation" else 400
+                assert reply.status_code == (200 if is_own else refused), reply.text
+
+
 async def test_no_user_reads_the_usage_of_another_through_any_front(tmp_path):
     running = composed(tmp_path, *KEYS.values(), OTHER, fronts=2, store=str(tmp_path / "fairlead.db"))
     async with running as server:
@@ -241,18 +318,18 @@ async def test_load_that_an_operator_requests_is_logged_with_tenant_and_key_and_
 
 
 @pytest.mark.parametrize(
-    ("caller", "status"),
+    ("caller", "owner", "status"),
     [
-        (OTHER, 200),
-        (KEYS["user"], 404),
-        (KEYS["operator"], 200),
-        (KEYS["admin"], 200),
-        (ApiKey("sk-elsewhere", role="operator", models=("far",)), 404),
+        *((KEYS[role], KEYS[role], 200) for role in ROLES),
+        (KEYS["user"], OTHER, 404),
+        (KEYS["operator"], OTHER, 200),
+        (KEYS["admin"], OTHER, 200),
+        (ApiKey("sk-elsewhere", role="operator", models=("far",)), OTHER, 404),
     ],
     ids=lambda value: value.key if isinstance(value, ApiKey) else None,
 )
 async def test_request_at_another_front_is_cancelled_by_its_key_and_by_operators(
-    tmp_path, log, caller, status
+    tmp_path, log, caller, owner, status
 ):
     keys = {key.key: key for key in (*KEYS.values(), OTHER, caller)}
     replies = []
@@ -261,10 +338,10 @@ async def test_request_at_another_front_is_cancelled_by_its_key_and_by_operators
         replies.append(await client.post(CHAT, json=chat(SLOW), headers={"X-Request-Id": "job-1"}))
 
     async with composed(tmp_path, *keys.values(), fronts=2, tenant_names="plain") as server:
-        owner, other = server.client(0, OTHER.key), server.client(1, caller.key)
+        one, other = server.client(0, owner.key), server.client(1, caller.key)
         with trio.fail_after(20):
-            async with owner, other, trio.open_nursery() as nursery:
-                nursery.start_soon(ask, owner)
+            async with one, other, trio.open_nursery() as nursery:
+                nursery.start_soon(ask, one)
                 while not any(node.busy for node in server.fleet.nodes()):  # noqa: ASYNC110
                     await trio.sleep(0.01)
                 assert (await other.post("/v1/requests/job-1/cancel")).status_code == status

@@ -137,7 +137,10 @@ async def test_without_keys_every_client_on_this_machine_may_control_models_and_
 
 
 def test_each_route_for_a_user_that_names_an_object_has_a_test_of_its_owner():
-    """Files and batches are in `tests/server/batches/test_batch_routes.py`, all with fronts beside them."""
+    """Files and batches are in `tests/server/batches/test_batch_routes.py`.
+
+    With fronts all are in `tests/distributed/supervisor/test_controlling.py`.
+    """
     named_in = {name for route in ROUTES if role_of(route) == "user" for name in route.parameters}
     assert named_in - set(SHARED) == set(OWNED)
 
