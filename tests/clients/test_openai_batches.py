@@ -92,6 +92,33 @@ def test_invalid_file_fails_with_its_line(client):
     assert [(fault.code, fault.line) for fault in batch.errors.data] == [("invalid_json_line", 2)]
 
 
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_lines_of_a_batch_pay_the_discounted_price_of_an_engines_model(tmp_path: Path, fronts: int):
+    arguments = configured(
+        tmp_path,
+        {"price": {"input": 1000, "output": 1000, "batchDiscount": 0.25}},
+        fronts=fronts,
+        batches={"folder": str(tmp_path / "batches")},
+        apiKeys=[{"key": "unused", "user": "ana", "role": "admin"}],
+        budgets={"batchDiscount": 0.5, "users": {"ana": {"tokensPerDay": 10**6, "costPerDay": 1000}}},
+    )
+    with real_server(*arguments) as server, open_client(server) as client:
+
+        def spent() -> tuple[float, float]:
+            listed = client.get("/organization/budgets", cast_to=dict[str, object])
+            tokens, cost = (use["used"] for use in listed["data"][0]["uses"])
+            return tokens, cost
+
+        for _ in range(4):
+            usage = client.chat.completions.create(**BODY).usage
+        until(lambda: spent()[0] == 4 * usage.total_tokens)
+        alone = spent()
+        assert alone[1] == pytest.approx(0.001 * alone[0])
+        assert ended(client, create(client, requests(4))).status == "completed"
+        until(lambda: spent()[0] == alone[0] + 4 * -(-usage.total_tokens // 2))
+        assert spent()[1] == pytest.approx(alone[1] * 1.75)
+
+
 def test_each_line_has_one_result_after_kill_9(tmp_path: Path):
     settings = {"batches": {"folder": str(tmp_path / "batches")}}
     arguments = configured(tmp_path, {}, **settings)

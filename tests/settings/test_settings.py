@@ -30,14 +30,12 @@ ELSEWHERE = {
     ),
     "batches.keepDays": "server/batches/test_store.py::test_old_files_and_batches_are_removed",
     **dict.fromkeys(
-        (
-            "budgets.batchDiscount",
-            "prices.NAME.batchDiscount",
-            "models.ENGINE.price.batchDiscount",
-            "models.COMMAND.price.batchDiscount",
-        ),
-        "server/batches/test_batch_routes.py::"
-        "test_lines_of_batches_count_for_the_budgets_of_key_and_user_with_their_discount",
+        ("budgets.batchDiscount", "prices.NAME.batchDiscount", "models.COMMAND.price.batchDiscount"),
+        "distributed/supervisor/test_controlling.py::"
+        "test_lines_of_a_batch_are_discounted_whichever_front_runs_them",
+    ),
+    "models.ENGINE.price.batchDiscount": (
+        "clients/test_openai_batches.py::test_lines_of_a_batch_pay_the_discounted_price_of_an_engines_model"
     ),
     "responses.inStore": "clients/test_openai_responses_in_store.py::test_responses_survive_a_restart",
     "responses.storeBytes": (

@@ -2,13 +2,23 @@
 
 import json
 import time
+from math import ceil
 
 import httpx
 import pytest
 import trio
 
 from distributed.supervisor.composed import MODEL, SLOW, composed
-from fairlead.base.config import ROLES, ApiKey, BatchesConfig, NodeConfig, ResponsesConfig
+from fairlead.base.config import (
+    ROLES,
+    ApiKey,
+    BatchesConfig,
+    Budget,
+    BudgetsConfig,
+    NodeConfig,
+    Price,
+    ResponsesConfig,
+)
 from fairlead.router.quotas.access import key_id
 from fairlead.server.routes.route_table import ROUTES
 from server.routes.conftest import log
@@ -358,6 +368,63 @@ async def test_node_at_a_link_local_address_is_refused_through_a_front(tmp_path)
     async with composed(tmp_path, KEYS["admin"]) as server, server.client(key=KEYS["admin"].key) as client:
         reply = await client.post("/nodes", json={"id": "x", "url": "http://169.254.169.254"})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "url")
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+@pytest.mark.parametrize("price_of", ["prices", "model"])
+@pytest.mark.parametrize("discount", [0.0, 0.25, 1.0])
+async def test_lines_of_a_batch_are_discounted_whichever_front_runs_them(
+    tmp_path, fronts, price_of, discount
+):
+    """Compare what lines spend with what the same requests spend when a client sends them."""
+    ana = ApiKey("sk-ana", user="ana")
+    budget = Budget(tokens_per_day=10**6, cost_per_day=1000)
+    price = Price(input=1000, output=1000, batch_discount=discount)
+    running = composed(
+        tmp_path,
+        ana,
+        KEYS["admin"],
+        fronts=fronts,
+        batches=BatchesConfig(folder=str(tmp_path / "batches")),
+        budgets=BudgetsConfig(users={"ana": budget}, batch_discount=0.5),
+        store="none",
+        **({"prices": {MODEL: price}} if price_of == "prices" else {"model": {"price": price}}),
+    )
+    async with running as server, server.client(0) as one, server.client(fronts - 1) as another:
+
+        async def until_spent(least: float) -> dict[str, float]:
+            """Return what is spent when no job has more reserved than it costs."""
+            with trio.fail_after(20):
+                while True:
+                    (found,) = (await another.get(BUDGETS, headers=header_of("admin"))).json()["data"]
+                    used = {use["kind"]: use["used"] for use in found["uses"]}
+                    if used["tokens_per_day"] >= least and not any(n.busy for n in server.fleet.nodes()):
+                        return used
+                    await trio.sleep(0.02)
+
+        alike = json.dumps(chat())  # the prompt's tokens are estimated by its length
+        for _ in range(4):
+            assert (await one.post(CHAT, content=alike, headers=bearer(ana.key))).status_code == 200
+        alone = await until_spent(4)
+        line = {"method": "POST", "url": CHAT, "body": chat()}
+        content = "\n".join(json.dumps(line | {"custom_id": str(number)}) for number in range(4)).encode()
+        file = await one.post(
+            "/v1/files",
+            files={"file": ("in.jsonl", content)},
+            data={"purpose": "batch"},
+            headers=bearer(ana.key),
+        )
+        body = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+        batch = (await another.post("/v1/batches", json=body, headers=bearer(ana.key))).json()
+        with trio.fail_after(20):
+            while batch["status"] != "completed":
+                await trio.sleep(0.05)
+                batch = (await one.get(f"/v1/batches/{batch['id']}", headers=bearer(ana.key))).json()
+        tokens = 4 * ceil(alone["tokens_per_day"] / 4 * 0.5)
+        both = await until_spent(alone["tokens_per_day"] + tokens)
+        assert both["tokens_per_day"] == alone["tokens_per_day"] + tokens
+        assert both["cost_per_day"] == pytest.approx(alone["cost_per_day"] * (2 - discount), abs=1e-8)
+        assert alone["cost_per_day"] > 0
 
 
 async def test_lines_of_a_batch_give_their_seats_to_a_request_at_any_front(tmp_path):
