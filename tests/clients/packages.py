@@ -18,7 +18,7 @@ class Package:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pytest looks for its own marks in all that a file of tests has
+        if name.startswith("_"):  # pytest looks for marks and mocks in all that a file of tests has
             raise AttributeError(name)
         return getattr(import_module(self._name), name)
 
