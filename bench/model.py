@@ -2,11 +2,15 @@
 
     OMP_WAIT_POLICY=PASSIVE python bench/model.py [--models smollm2-135m qwen2.5-0.5b] [--dtype bfloat16]
         [--threads 2] [--rounds 3] [--no-torch] [--variant avx512bf16] [--quantization int4]
+        [--stored q4_0 q4_k_m] [--contexts 160] [--prompts 512]
         [--json bench/results/model.json]
 
 Models with the shapes of real ones and random weights are saved as checkpoints and loaded as in service, by
 the compiled step and by torch. Decode: tokens/s by batch and context, the median of the rounds' medians.
 Prefill: tokens/s of one prompt. The two implementations take turns, so that other load affects both.
+
+With `--stored`, the kernel also runs the shape with matrices of random blocks of a GGUF's types. q4_k_m is
+the mix of Q4_K and Q6_K of llama.cpp's files; where rows are no multiple of 256, Q5_0 and Q8_0 instead.
 
 The roofline is measured between the rounds, and its median is used: bytes per second read from memory larger
 than the caches, and operations per second of torch's square matrix product. A decode step must read the
@@ -35,7 +39,7 @@ from safetensors.torch import save_file
 from fairlead._cext.cpustep import formats, read_rate
 from fairlead.engine.backend import Forward
 from fairlead.engine.cache import KVCache
-from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
+from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep, make_model
 from fairlead.engine.forward import TorchForward
 from fairlead.engine.inputs import Inputs
 from fairlead.engine.models.network import Network
@@ -43,6 +47,7 @@ from fairlead.engine.models.weights import Weights
 from fairlead.language.checkpoint.architecture import ArchitectureSpec
 from fairlead.language.checkpoint.checkpoint import open_checkpoint
 from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.gguf.header import TYPES
 from fairlead.language.checkpoint.registry import read_built_in
 
 COMMON = {
@@ -80,6 +85,11 @@ CONTEXTS = (160, 1024)
 PROMPTS = (128, 512)
 STEPS = 12
 MAX_TOKENS = 512
+MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+BLOCK_TYPES = {kind.name.lower(): kind for kind in TYPES.values() if kind.elements > 1}
+FALLBACKS = {"q4_k": "q5_0", "q6_k": "q8_0"}
+SCALE_BYTES = {"q2_k": (81, 83), "q3_k": (109,), "q6_k": (209,), "mxfp4": (0,)}
+"""The upper bytes of a block's scales, which are to be small; of other types, bytes 1 and 3 at most."""
 
 
 class Roofline(NamedTuple):
@@ -147,9 +157,9 @@ class Implementation:
         rows = np.repeat(np.arange(sequences), count)
         cache_slots = self.table[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         inputs = Inputs(
-            token_ids=torch.full((len(rows),), 5, dtype=torch.int32),
-            positions=torch.from_numpy(positions),
-            slot_mapping=(torch.from_numpy(cache_slots.astype(np.int32)),),
+            token_ids=np.full(len(rows), 5, dtype=np.int32),
+            positions=positions,
+            slot_mapping=(cache_slots.astype(np.int32),),
             query_starts=np.arange(0, len(rows) + 1, count, dtype=np.int32),
             sequence_lengths=np.full(sequences, start + count, dtype=np.int32),
             slots=np.arange(sequences, dtype=np.int32),
@@ -184,7 +194,7 @@ def load_implementations(
     spec: ArchitectureSpec, directory: Path, options: argparse.Namespace
 ) -> list[Implementation]:
     dtype, device = getattr(torch, options.dtype), torch.device("cpu")
-    sequences, length = max(BATCHES), max(CONTEXTS) + STEPS
+    sequences, length = max(BATCHES), max([*options.contexts, *options.prompts]) + STEPS
     blocks = sequences * -(-length // BLOCK_SIZE)
     with Weights(open_checkpoint(directory), dtype=dtype, device=device) as weights:
         step = CpuStep.load(
@@ -198,12 +208,54 @@ def load_implementations(
     step.allocate_cache([blocks])
     name = ", ".join(filter(None, ("kernel", step.model.variant, options.quantization)))
     implementations = [Implementation(name, step, sequences, length)]
+    for form in options.stored:
+        narrow = load_stored(spec, form, options)
+        narrow.allocate_cache([blocks])
+        implementations.append(
+            Implementation(f"kernel, {narrow.model.variant}, {form}", narrow, sequences, length)
+        )
     if options.torch:
         with Weights(open_checkpoint(directory), dtype=dtype, device=device) as weights:
             model = Network(spec, weights)
         cache = KVCache(spec, blocks=(blocks,), block_size=BLOCK_SIZE, dtype=dtype, device=device)
         implementations.append(Implementation("torch", TorchForward(model, cache), sequences, length))
     return implementations
+
+
+def stored_type(form: str, layer: int | None, name: str, inputs: int) -> str:
+    """Return the type of a matrix in a file of this form."""
+    if form == "q4_k_m":
+        form = "q6_k" if layer is None or (name in ("value", "down") and layer % 2 == 0) else "q4_k"
+    return FALLBACKS[form] if BLOCK_TYPES[form].elements == 256 and inputs % 256 else form
+
+
+def load_stored(spec: ArchitectureSpec, form: str, options: argparse.Namespace) -> CpuStep:
+    """Return the kernel with random blocks of a GGUF's types."""
+    names: list[tuple[int | None, str]] = [(None, "embedding")]
+    names += [(layer, name) for layer in range(spec.layers) for name in MATRICES]
+    sizes = {"down": spec.intermediate_size, "output": spec.heads * spec.head_dim}
+    stored = {key: stored_type(form, *key, sizes.get(key[1], spec.hidden_size)) for key in names}
+    model = make_model(
+        spec,
+        options.dtype,
+        threads=options.threads,
+        max_batched_tokens=MAX_TOKENS,
+        variant=options.variant,
+        stored=stored,
+    )
+    rng = np.random.default_rng(0)
+    for layer, name in model.missing():
+        shape = model.rows(name)
+        if (layer, name) not in stored:
+            model.pack(name, np.ones(shape, np.float32), layer=layer)
+            continue
+        kind = BLOCK_TYPES[stored[layer, name]]
+        raw = rng.integers(0, 256, (shape[0], shape[1] // kind.elements, kind.nbytes), dtype=np.uint8)
+        pair = (1, 3) if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else (1,)
+        for at in SCALE_BYTES.get(stored[layer, name], pair):
+            raw[..., at] = 115 if kind.name == "MXFP4" else 0x10
+        model.pack(name, raw.reshape(shape[0], -1), layer=layer)
+    return CpuStep(model, spec)
 
 
 def count_parameters(shape: ArchitectureSpec) -> tuple[int, int]:
@@ -262,7 +314,7 @@ def measure(name: str, options: argparse.Namespace, machine: RooflineProbe) -> l
                 results.append(result)
                 print(*(f"{key} {value}" for key, value in result.items()), sep="  ", flush=True)
 
-        for context in CONTEXTS:
+        for context in options.contexts:
             for batch in BATCHES:
                 for each in implementations:
                     each.fill(batch, context)
@@ -273,7 +325,7 @@ def measure(name: str, options: argparse.Namespace, machine: RooflineProbe) -> l
                     context,
                     batch,
                 )
-        for prompt in PROMPTS:
+        for prompt in options.prompts:
             record(
                 {"prefill": prompt},
                 partial(Implementation.step, sequences=1, start=0, count=prompt, sample=True),
@@ -294,6 +346,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
     parser.add_argument("--variant", help="variant of the kernel; default: the best one")
     parser.add_argument("--quantization", choices=formats("bfloat16"), help="format of the kernel's weights")
+    parser.add_argument(
+        "--stored", nargs="+", choices=(*BLOCK_TYPES, "q4_k_m"), default=[], help="types of a GGUF"
+    )
+    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, help="tokens before a decode")
+    parser.add_argument("--prompts", nargs="*", type=int, default=PROMPTS, help="tokens of a prefill")
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="skip torch")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()

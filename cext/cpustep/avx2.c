@@ -11,11 +11,11 @@ BEGIN_TARGET("avx2,fma,bmi,bmi2")
 
 #define BF16 0
 #include "kernels.h"
-const Kernels avx2_f32 = KERNELS("avx2", FLOAT32, .multiply = NAME(multiply));
+const Kernels avx2_f32 = KERNELS("avx2", FLOAT32, .multiply = NAME(multiply), .sum_inputs = NAME(sum_inputs));
 #undef NAME
 #undef BF16
 #define BF16 1
 #include "kernels.h"
-const Kernels avx2_bf16 = KERNELS("avx2", BFLOAT16, .multiply = NAME(multiply));
+const Kernels avx2_bf16 = KERNELS("avx2", BFLOAT16, .multiply = NAME(multiply), .sum_inputs = NAME(sum_inputs));
 END_TARGET
 #endif

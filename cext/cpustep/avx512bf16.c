@@ -11,6 +11,6 @@ BEGIN_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,bmi,bmi2")
 
 #define BF16 1
 #include "kernels.h"
-const Kernels avx512bf16_bf16 = KERNELS("avx512bf16", BFLOAT16, .multiply = NAME(multiply));
+const Kernels avx512bf16_bf16 = KERNELS("avx512bf16", BFLOAT16, .multiply = NAME(multiply), .sum_inputs = NAME(sum_inputs));
 END_TARGET
 #endif

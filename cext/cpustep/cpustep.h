@@ -15,8 +15,8 @@
  * Gate and up are one matrix: each of its panels has 16 outputs of gate and the same 16 of up.
  *
  * A block is 32 inputs of a panel. A `Format` may keep blocks in fewer bytes: a product unpacks a few of them at a
- * time into the order above, in the thread's scratch, where the cache holds them. Less memory is read, and the
- * rest is unchanged. The files format_*.h describe how each format keeps a block.
+ * time into the order above, in the thread's scratch, where the cache holds them, or multiplies few rows straight from
+ * the codes, in registers. Less memory is read. The files format_*.h describe how each format keeps a block.
  *
  * Activations that a matrix is applied to:
  *   bfloat16 [M/16][Kp/32][16][32]         tiles of 16 rows and 32 channels: AMX's left operand. With fewer
@@ -76,6 +76,12 @@ enum { ATTENTION_NORM, QUERY_NORM, KEY_NORM, POST_ATTENTION_NORM, MLP_NORM, POST
 enum { QKV_BIAS = NORMS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, VECTORS };
 
 struct Layout;
+struct Product;
+
+/* The factors of a block's 32 outputs, by group of its inputs. */
+typedef struct {
+    float scales[2][PANEL], offsets[2][PANEL];
+} Factors;
 
 /* How a matrix is kept. Each panel has its blocks, one for each 32 inputs, then what 256 inputs share, then a tail. */
 typedef struct Format {
@@ -90,6 +96,16 @@ typedef struct Format {
     /* Writes a block of a panel in the kernels' own order. NULL: it is in that order already. */
     void (*unpack)(const struct Format *, const char *panel, int depth, int block, void *numbers);
     const float *codebook; /* the value of each code, for the functions above; NULL: codes are numbers */
+    /* A format of codes: a weight is scale · value + offset, with the scale and offset of its output and group. Such
+     * blocks are multiplied by the values of their codes, which the kernels' dtype has exactly; the sum of each
+     * group is multiplied by the scale, and the sum of the group's inputs by the offset. So no weight is rounded. */
+    int groups;  /* of a block: 1 or 2. 0: this is none; products use what `unpack` makes */
+    int offsets; /* whether there are offsets; else they are 0 */
+    void (*read_factors)(const struct Format *, const char *panel, int depth, int block, Factors *);
+    /* Writes the values of a block's codes in the kernels' own order. */
+    void (*widen)(const struct Format *, const char *panel, int block, void *values);
+    /* Multiplies the few rows of a product by a panel, straight from its codes; writes sums [rows][32]. */
+    void (*multiply_few)(const struct Format *, const struct Product *, const char *panel, float (*sums)[PANEL]);
     const struct Layout *stored; /* of blocks that a checkpoint has in this format; NULL: it is made of numbers */
 } Format;
 
@@ -136,8 +152,9 @@ typedef struct {
 
 /* A matrix product, rows × weightᵀ, and what is done with its result. */
 enum { STORE, ADD, GATE, LOGITS };
-typedef struct {
+typedef struct Product {
     const void *input; /* activations, `rows` × `depth` */
+    const float *input_sums; /* [rows][depth / 16] of each 16 inputs, for formats with offsets */
     Matrix weight;
     const float *bias; /* in the order of the panels' outputs, or NULL */
     int rows, depth, panels;
@@ -190,6 +207,7 @@ typedef struct {
     float *qkv;                      /* [T][(H + 2K)·D padded] */
     float *angles[ROPES_AT_MOST];    /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
     void *normal, *attended, *gated; /* activations: normalized stream, attention's result, gated inner */
+    float *input_sums;               /* [T][inputs / 16] of a product's input, for formats with offsets */
     void *queries;                   /* [K][T·G][Dp] */
     int *clear_from;                 /* [groups][T]: offset from which a token zeroes its value page; 16: none */
     char *scratch;                   /* by thread, SCRATCH_BYTES */
@@ -242,6 +260,7 @@ typedef struct Kernels {
     int tiles;                    /* `attend_tiled` exists, for tasks of many rows */
     const Format *const *formats; /* that `multiply` and `embed` read; the last is NULL */
     void (*multiply)(const Product *, int first_panel, int last_panel, char *scratch);
+    void (*sum_inputs)(const Product *, int row, float *sums); /* NULL: products use what formats unpack */
     void (*embed)(const Model *, int token_id, float *row);
     void (*normalize)(const float *row, const float *weight, float epsilon, int size, void *activations, int rows,
                       int index);

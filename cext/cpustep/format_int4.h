@@ -2,14 +2,13 @@
  *
  * A weight is scale · codebook[code] + offset. Each output has a scale and an offset for each block, in bfloat16. A
  * block is 640 bytes:
+ *   codes                  `low` of ggml.h
  *   scales [32]            bfloat16, by output
  *   offsets [32]           bfloat16, by output
- *   codes [2][16][16]      by half of the panel, pair of inputs and output: the first input's code in the lower half
- *                          of the byte, the second's in the upper half
- * Scale times codebook value is exact in float32, as both have 8 bits. A weight is then rounded once to float32, and in
- * a bfloat16 model once more: every instruction set makes the same weights. */
+ * Products use the values of the codes (codes.h). Where weights are unpacked, scale times codebook value is exact in
+ * float32, as both have 8 bits. A weight is then rounded once to float32, and in a bfloat16 model once more. */
 
-enum { NAME(scales_of_int4) = 0, NAME(offsets_of_int4) = PANEL, NAME(codes_of_int4) = 2 * PANEL * sizeof(bf16) };
+enum { NAME(scales_of_int4) = LOW_BYTES / sizeof(bf16), NAME(offsets_of_int4) = NAME(scales_of_int4) + PANEL };
 
 /* Equal steps, for checkpoints that are rounded when they are loaded. Values ascend. */
 static const float NAME(equal_steps)[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -47,40 +46,10 @@ static int64_t NAME(pack_int4)(const Format *format, char *panels, const void *s
             }
             ((bf16 *)block)[NAME(scales_of_int4) + output] = factor > 0 ? scale : 0;
             ((bf16 *)block)[NAME(offsets_of_int4) + output] = offset;
-            uint8_t *to = (uint8_t *)block + NAME(codes_of_int4) + at.half * 256 + at.column;
-            for (int k = 0; k < 32; k += 2) to[k / 2 * 16] = codes[k] | codes[k + 1] << 4;
+            put_codes(&q4_1, codes, (uint8_t *)block, at.half, at.column);
         }
     }
     return -1;
-}
-
-/* Return the codebook's values for the lower 4 bits of each code; further bits are ignored. */
-ALWAYS vf NAME(look_up)(const float *values, vu codes)
-{
-#if VW == 16
-    return (vf)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(values));
-#elif VW == 8
-    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values), (__m256i)codes);
-    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values + 8), (__m256i)codes);
-    return (vf)_mm256_blendv_ps(low, high, (__m256)(codes << 28)); /* by bit 3 of each code */
-#else
-    vf found;
-    for (int i = 0; i < VW; i++) found[i] = values[codes[i] & 15];
-    return found;
-#endif
-}
-
-ALWAYS vu NAME(load_codes)(const uint8_t *from)
-{
-#if VW == 16
-    return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
-#elif VW == 8
-    return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
-#else
-    vu codes;
-    for (int i = 0; i < VW; i++) codes[i] = from[i];
-    return codes;
-#endif
 }
 
 /* Store VW outputs' weights for a pair of inputs. */
@@ -108,23 +77,38 @@ static void NAME(unpack_int4)(const Format *format, const char *panel, int depth
 {
     (void)depth;
     const char *block = panel + index * format->block_bytes;
-    const uint8_t *codes = (const uint8_t *)block + NAME(codes_of_int4);
     for (int output = 0; output < PANEL; output += VW) {
+        const NAME(Parts) parts = NAME(load_parts)(q4_1, (const uint8_t *)block, output / 16, output % 16);
         vf scale = load_bf16((const bf16 *)block + NAME(scales_of_int4) + output);
         vf offset = load_bf16((const bf16 *)block + NAME(offsets_of_int4) + output);
+#pragma GCC unroll 16
         for (int pair = 0; pair < 16; pair++) {
-            vu both = NAME(load_codes)(codes + output / 16 * 256 + pair * 16 + output % 16);
-            vf even = NAME(look_up)(format->codebook, both) * scale + offset;
-            vf odd = NAME(look_up)(format->codebook, both >> 4) * scale + offset;
+            vf even = NAME(look_up)(format->codebook, NAME(codes_at)(q4_1, &parts, pair, 0)) * scale + offset;
+            vf odd = NAME(look_up)(format->codebook, NAME(codes_at)(q4_1, &parts, pair, 1)) * scale + offset;
             NAME(store_inputs)(numbers, pair, output, even, odd);
         }
     }
 }
 
+static void NAME(read_int4)(const Format *format, const char *panel, int depth, int index, Factors *factors)
+{
+    (void)depth;
+    const bf16 *block = (const bf16 *)(panel + index * format->block_bytes);
+    for (int output = 0; output < PANEL; output += VW) {
+        store(factors->scales[0] + output, load_bf16(block + NAME(scales_of_int4) + output));
+        store(factors->offsets[0] + output, load_bf16(block + NAME(offsets_of_int4) + output));
+    }
+}
+
 static const Format NAME(int4) = {
     .name = "int4",
-    .block_bytes = NAME(codes_of_int4) + 16 * PANEL,
+    .block_bytes = LOW_BYTES + 2 * PANEL * sizeof(bf16),
     .pack = NAME(pack_int4),
     .unpack = NAME(unpack_int4),
     .codebook = NAME(equal_steps),
+    .groups = 1,
+    .offsets = 1,
+    .read_factors = NAME(read_int4),
+    .widen = NAME(widen_booked_nibbles),
+    .multiply_few = NAME(few_booked_nibbles),
 };

@@ -9,6 +9,7 @@
 #include "format_ggml.h"
 
 static const Format *const NAME(formats)[] = {
-    &NAME(plain), &NAME(int8), &NAME(int4), &NAME(q4_0), &NAME(q4_1),   &NAME(q5_0),   &NAME(q5_1),  &NAME(q8_0), &NAME(q2_k),
-    &NAME(q3_k),  &NAME(q4_k), &NAME(q5_k), &NAME(q6_k), &NAME(iq4_nl), &NAME(iq4_xs), &NAME(mxfp4), NULL,
+    &NAME(plain),  &NAME(int8),   &NAME(int4),    &NAME(q4_0),   &NAME(q4_1),    &NAME(q5_0),    &NAME(q5_1), &NAME(q8_0),
+    &NAME(q2_k),   &NAME(q3_k),   &NAME(q4_k),    &NAME(q5_k),   &NAME(q6_k),    &NAME(iq4_nl),  &NAME(iq4_xs),
+    &NAME(mxfp4),  &NAME(s4_bf16), &NAME(u4_f16), &NAME(u4_bf16), &NAME(s8_bf16), NULL,
 };

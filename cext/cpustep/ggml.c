@@ -6,7 +6,12 @@
 
 static uint16_t half_at(const uint8_t *from) { return (uint16_t)(from[0] | from[1] << 8); }
 
-static int is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+/* `scale`: HALVES or BFLOATS. */
+static int is_finite(uint16_t half, int scale)
+{
+    int exponent = scale == BFLOATS ? 0x7f80 : 0x7c00;
+    return (half & exponent) != exponent;
+}
 
 /* The lower halves of 16 bytes, and then the upper ones. */
 static void read_nibbles(const uint8_t *from, uint8_t *codes)
@@ -66,6 +71,14 @@ void split_mxfp4(const uint8_t *block, int part, Split *split)
     (void)part;
     split->scales[0] = block[0];
     read_nibbles(block + 1, split->codes);
+}
+
+void split_u4(const uint8_t *block, int part, Split *split)
+{
+    (void)part;
+    split->scales[0] = half_at(block);
+    split->offsets[0] = block[2];
+    read_nibbles(block + 3, split->codes);
 }
 
 void split_q2_k(const uint8_t *block, int part, Split *split)
@@ -138,36 +151,43 @@ void split_iq4_xs(const uint8_t *block, int part, Split *split)
     read_nibbles(block + 8 + part * 16, split->codes);
 }
 
-/* Write the codes of 32 inputs of an output. `at`: the block. */
-static void put_codes(const Layout *layout, const uint8_t *codes, uint8_t *at, int half, int column)
+/* Write bits of 32 codes to words, by input of a pair: `bits` of each code from bit `from` on, of `pairs` pairs a word. */
+static void put_words(const uint8_t *codes, int from, int bits, uint8_t *part, int column)
+{
+    int pairs = 16 / bits, mask = (1 << bits) - 1;
+    uint16_t *words = (uint16_t *)part;
+    for (int k = 0; k < 2; k++)
+        for (int first = 0; first < 16; first += pairs) {
+            unsigned word = 0;
+            for (int i = 0; i < pairs; i++) word |= (codes[2 * (first + i) + k] >> from & mask) << bits * i;
+            words[first / pairs * 32 + column * 2 + k] = (uint16_t)word;
+        }
+}
+
+void put_codes(const Layout *layout, const uint8_t *codes, uint8_t *at, int half, int column)
 {
     uint8_t *low = at, *two = low + layout->low * LOW_BYTES, *one = two + layout->two * TWO_BYTES;
     if (layout->whole) {
         for (int k = 0; k < 32; k++) low[half * (WHOLE_BYTES / 2) + k * 16 + column] = codes[k];
         return;
     }
-    if (layout->low)
-        for (int pair = 0; pair < 16; pair++)
-            low[half * (LOW_BYTES / 2) + pair * 16 + column] = (codes[2 * pair] & 15) | codes[2 * pair + 1] << 4;
-    for (int i = 0; layout->two && i < 8; i++) {
-        uint8_t bits = 0;
-        for (int k = 0; k < 4; k++) bits |= (codes[4 * i + k] >> 4 * layout->low & 3) << 2 * k;
-        two[half * (TWO_BYTES / 2) + i * 16 + column] = bits;
-    }
-    for (int i = 0; layout->one && i < 4; i++) {
-        uint8_t bits = 0;
-        for (int k = 0; k < 8; k++) bits |= (codes[8 * i + k] >> (layout->low ? 4 : 2) & 1) << k;
-        one[half * (ONE_BYTES / 2) + i * 16 + column] = bits;
-    }
+    if (layout->low) put_words(codes, 0, 4, low + half * (LOW_BYTES / 2), column);
+    if (layout->two) put_words(codes, 4 * layout->low, 2, two + half * (TWO_BYTES / 2), column);
+    if (layout->one) put_words(codes, layout->low ? 4 : 2, 1, one + half * (ONE_BYTES / 2), column);
 }
 
 /* Write the scales of 32 inputs of an output. `at`: where the block's scales begin. Returns 0 if one is not finite. */
 static int put_scales(const Layout *layout, const Split *split, uint8_t *at, uint16_t *shared, int output)
 {
-    if (layout->scale == HALVES) {
+    if (layout->scale <= BFLOATS) {
         ((uint16_t *)at)[output] = split->scales[0];
+        if (layout->offsets == ZEROS) {
+            at[2 * PANEL + output] = (uint8_t)split->offsets[0];
+            return is_finite(split->scales[0], layout->scale);
+        }
         if (layout->offsets) ((uint16_t *)at)[PANEL + output] = split->offsets[0];
-        return is_finite(split->scales[0]) && (!layout->offsets || is_finite(split->offsets[0]));
+        return is_finite(split->scales[0], layout->scale) &&
+               (!layout->offsets || is_finite(split->offsets[0], layout->scale));
     }
     for (int group = 0; group < layout->groups; group++) {
         at[group * PANEL + output] = (uint8_t)split->scales[group];
@@ -177,7 +197,7 @@ static int put_scales(const Layout *layout, const Split *split, uint8_t *at, uin
     if (layout->scale == POWERS) return split->scales[0] <= 252; /* six times the power is finite */
     shared[output] = split->shared;
     if (layout->offsets) shared[PANEL + output] = split->shared_offset;
-    return is_finite(split->shared) && (!layout->offsets || is_finite(split->shared_offset));
+    return is_finite(split->shared, HALVES) && (!layout->offsets || is_finite(split->shared_offset, HALVES));
 }
 
 int64_t pack_ggml(const Format *format, char *panels, const void *source, int rows, int inputs, int first, int half)

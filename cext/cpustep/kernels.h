@@ -7,6 +7,7 @@
 
 #include "ggml.h"
 #include "number.h"
+#include "codes.h"
 #include "formats.h"
 #include "product.h"
 #include "rows.h"

@@ -89,6 +89,8 @@ static void assign_work(Model *model, Arena *arena)
     model->normal = take(arena, rows * hidden * model->element);
     model->attended = take(arena, rows * attended * model->element);
     model->gated = take(arena, rows * inner * model->element);
+    size_t deepest = inner > attended ? inner : attended;
+    model->input_sums = take(arena, rows * (deepest > hidden ? deepest : hidden) / 16 * sizeof(float));
     /* Tiles of queries are read whole, and the last one may have fewer rows. */
     size_t queries = rows * s->heads * padded(s->head_dim) + (size_t)ROWS_AT_ONCE * padded(s->head_dim);
     model->queries = take(arena, queries * model->element);

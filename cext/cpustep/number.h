@@ -33,3 +33,16 @@ ALWAYS long NAME(index_in_block)(int k, int half, int column)
     return (long)k * PANEL + half * 16 + column;
 #endif
 }
+
+/* Return the address of the activation of a row and channel. */
+ALWAYS NAME(number) *NAME(element_of)(void *activations, int rows, int depth, int row, int channel)
+{
+#if BF16
+    int height = rows < 16 ? rows : 16;
+    return (bf16 *)activations + (long)(row & ~15) * depth + (long)(channel >> 5) * height * 32 + (row & 15) * 32 +
+           (channel & 31);
+#else
+    (void)rows;
+    return (float *)activations + (long)row * depth + channel;
+#endif
+}

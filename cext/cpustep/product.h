@@ -3,19 +3,6 @@
  * A row's sums run over the inputs in order, whatever the number of rows: a sequence's result does not depend
  * on the rest of the batch. */
 
-/* Return the address of the activation of a row and channel. */
-ALWAYS NAME(number) *NAME(element_of)(void *activations, int rows, int depth, int row, int channel)
-{
-#if BF16
-    int height = rows < 16 ? rows : 16;
-    return (bf16 *)activations + (long)(row & ~15) * depth + (long)(channel >> 5) * height * 32 + (row & 15) * 32 +
-           (channel & 31);
-#else
-    (void)rows;
-    return (float *)activations + (long)row * depth + channel;
-#endif
-}
-
 /* Apply SiLU or GELU to the gate, as exact as the dtype it is rounded to. */
 ALWAYS vf NAME(activate)(vf gate, int is_gelu)
 {
@@ -149,51 +136,132 @@ ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitc
         for (int j = 0; j < 2 * PIECES; j++) store(results[m] + j * VW, sums[m][j]);
 }
 
+/* Expand CASE(R) with the number of rows as a constant. */
+#undef SWITCH_ROWS
+#define SWITCH_ROWS(rows) \
+    switch (rows) { \
+        CASE(1) \
+        CASES_FROM_2 \
+    }
+#undef CASES_FROM_2
+#if VW == 16 && BF16
+#define CASES_FROM_2 CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#elif VW == 16
+#define CASES_FROM_2 \
+    CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#elif VW == 8 && BF16
+#define CASES_FROM_2 CASE(2)
+#elif VW == 8
+#define CASES_FROM_2 CASE(2) CASE(3)
+#else
+#define CASES_FROM_2
+#endif
+
 #define CASE(R) \
     case R: NAME(panel)(R, a, step, pitch, w, depth, first, results); break;
 static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
                             int first, float (*results)[PANEL])
 {
-    switch (rows) {
-        CASE(1)
-#if VW >= 8
-        CASE(2)
+    SWITCH_ROWS(rows)
+}
+#undef CASE
+
+/* Multiply `R` rows by the values of `blocks` blocks of codes, and scale the sums of each group; see codes.h.
+ * `row_sums`: of the first row's inputs; `from`: the blocks before these. */
+ALWAYS void NAME(panel_in_groups)(const int R, const Format *format, const NAME(number) *a, long step, long pitch,
+                                  const NAME(number) *w, const Factors *factors, int from, int blocks,
+                                  const float *row_sums, long sums_pitch, float (*results)[PANEL])
+{
+    int pairs = 16 / format->groups;
+    for (int block = 0; block < blocks; block++, a += step, w += 2 * TILE, factors++)
+        for (int group = 0; group < format->groups; group++) {
+            vf sums[NAME(height)][2 * PIECES];
+#pragma GCC unroll 16
+            for (int m = 0; m < R; m++)
+#pragma GCC unroll 8
+                for (int j = 0; j < 2 * PIECES; j++) sums[m][j] = (vf){0};
+#pragma GCC unroll 2
+            for (int pair = group * pairs; pair < (group + 1) * pairs; pair++) {
+#if BF16
+                const bf16 *at = w + pair * 32;
+#pragma GCC unroll 8
+                for (int j = 0; j < PIECES; j++) {
+                    vu w0 = load_pairs(at + j * 2 * VW), w1 = load_pairs(at + TILE + j * 2 * VW);
+#pragma GCC unroll 16
+                    for (int m = 0; m < R; m++) {
+                        uint32_t both = load_pair(a + m * pitch + 2 * pair);
+                        sums[m][j] = dot_pairs(sums[m][j], w0, both);
+                        sums[m][PIECES + j] = dot_pairs(sums[m][PIECES + j], w1, both);
+                    }
+                }
+#else
+#pragma GCC unroll 2
+                for (int k = 2 * pair; k < 2 * pair + 2; k++)
+#pragma GCC unroll 8
+                    for (int j = 0; j < 2 * PIECES; j++) {
+                        vf v = load(w + k * PANEL + j * VW);
+#pragma GCC unroll 16
+                        for (int m = 0; m < R; m++) sums[m][j] += a[m * pitch + k] * v;
+                    }
 #endif
-#if (VW >= 8 && !BF16) || VW == 16
-        CASE(3)
-#endif
-#if VW == 16
-        CASE(4)
-        CASE(5)
-        CASE(6)
-        CASE(7)
-        CASE(8)
-#if !BF16
-        CASE(9)
-        CASE(10)
-        CASE(11)
-        CASE(12)
-#endif
-#endif
-    }
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < R; m++)
+#pragma GCC unroll 8
+                for (int j = 0; j < 2 * PIECES; j++)
+                    NAME(add_group)(sums[m][j], factors, format->groups, group, j * VW, format->offsets,
+                                    row_sums + m * sums_pitch, from + block, results[m]);
+        }
+}
+
+#define CASE(R) \
+    case R: \
+        NAME(panel_in_groups)(R, format, a, step, pitch, w, factors, from, blocks, row_sums, sums_pitch, results); \
+        break;
+static void NAME(some_rows_in_groups)(int rows, const Format *format, const NAME(number) *a, long step, long pitch,
+                                      const NAME(number) *w, const Factors *factors, int from, int blocks,
+                                      const float *row_sums, long sums_pitch, float (*results)[PANEL])
+{
+    SWITCH_ROWS(rows)
 }
 #undef CASE
 
 enum {
     NAME(part) = 256,    /* inputs that are unpacked at once: their weights stay in the first-level cache */
-    NAME(highest) = 3840 /* rows whose sums have room in the scratch, beside a part */
+    NAME(highest) = 3792 /* rows whose sums have room in the scratch, beside a part and its factors */
 };
-_Static_assert(NAME(highest) *PANEL * sizeof(float) + NAME(part) *PANEL * sizeof(NAME(number)) <= SCRATCH_BYTES,
+_Static_assert(NAME(highest) *PANEL * sizeof(float) + NAME(part) *PANEL * sizeof(NAME(number)) +
+                       NAME(part) / 32 * sizeof(Factors) <=
+                   SCRATCH_BYTES,
                "a thread's scratch is too small");
 
-/* Unpack the blocks of a panel of `depth` inputs from `block` on, `count` inputs in all. */
+/* Unpack the blocks of a panel of `depth` inputs from `block` on, `count` inputs in all; of codes, their values and
+ * their factors. */
 ALWAYS void NAME(unpack_part)(const Format *format, const char *panel, int depth, int block, int count,
-                              NAME(number) *to)
+                              NAME(number) *to, Factors *factors)
 {
     const char *from = panel + block * format->block_bytes;
     for (int k = 0; k < count; k += 32, from += format->block_bytes, to += 2 * TILE, block++) {
         for (size_t line = 0; line < format->block_bytes; line += 64) __builtin_prefetch(from + 1024 + line);
-        format->unpack(format, panel, depth, block, to);
+        if (!format->groups) {
+            format->unpack(format, panel, depth, block, to);
+            continue;
+        }
+        format->read_factors(format, panel, depth, block, factors++);
+        format->widen(format, panel, block, to);
+    }
+}
+
+/* Multiply few rows straight from the codes. */
+static void NAME(multiply_few)(const Product *p, int first_panel, int last_panel)
+{
+    float sums[NAME(few)][PANEL] __attribute__((aligned(64)));
+    for (int panel = first_panel; panel < last_panel; panel++) {
+        p->weight.format->multiply_few(p->weight.format, p, panel_at(&p->weight, p->depth, panel), sums);
+#define FINISH(kind) \
+    for (int m = 0; m < p->rows; m++) NAME(finish)(kind, p, panel, m, sums[m], sums[m] + 16)
+        BY_KIND(p, FINISH)
+#undef FINISH
     }
 }
 
@@ -203,7 +271,12 @@ __attribute__((unused)) static void NAME(multiply)(const Product *p, int first_p
     const Format *format = p->weight.format;
     float(*sums)[PANEL] = (float(*)[PANEL])scratch;
     NAME(number) *room = (NAME(number) *)(scratch + NAME(highest) *sizeof *sums);
+    Factors *factors = (Factors *)(room + NAME(part) * PANEL);
     int part = format->unpack ? NAME(part) : p->depth;
+    if (format->groups && p->rows <= NAME(few)) {
+        NAME(multiply_few)(p, first_panel, last_panel);
+        return;
+    }
     /* The number of input rows that stay in the second-level cache while panels are read. */
     int rows_at_once = (int)((1 << 20) / (p->depth * sizeof(NAME(number)))) / 48 * 48;
     if (rows_at_once < 48) rows_at_once = 48;
@@ -221,7 +294,7 @@ __attribute__((unused)) static void NAME(multiply)(const Product *p, int first_p
                 int depth = p->depth - begin < part ? p->depth - begin : part, is_last = begin + depth == p->depth;
                 const NAME(number) *w = (const NAME(number) *)packed;
                 if (format->unpack) {
-                    NAME(unpack_part)(format, packed, p->depth, begin / 32, depth, room);
+                    NAME(unpack_part)(format, packed, p->depth, begin / 32, depth, room, factors);
                     w = room;
                 }
                 for (int row = top, count; row < bottom; row += count) {
@@ -231,7 +304,14 @@ __attribute__((unused)) static void NAME(multiply)(const Product *p, int first_p
 #endif
                     const NAME(number) *a = NAME(element_of)((void *)p->input, p->rows, p->depth, row, begin);
                     float(*results)[PANEL] = sums + (row - top);
-                    NAME(some_rows)(count, a, step, pitch, w, depth, begin == 0, results);
+                    if (format->groups) {
+                        if (begin == 0) memset(results, 0, count * sizeof *results);
+                        const float *row_sums = p->input_sums + (long)row * (p->depth / 16);
+                        NAME(some_rows_in_groups)(count, format, a, step, pitch, w, factors, begin / 32, depth / 32,
+                                                  row_sums, p->depth / 16, results);
+                    } else {
+                        NAME(some_rows)(count, a, step, pitch, w, depth, begin == 0, results);
+                    }
                     if (!is_last) continue;
 #define FINISH(kind) \
     for (int m = 0; m < count; m++) NAME(finish)(kind, p, panel, row + m, results[m], results[m] + 16)

@@ -52,8 +52,21 @@ static void multiply_panels(const Worker *worker, const Product *product, int fi
     }
 }
 
+/* Return whether a format of the matrix has offsets, which are multiplied by sums of the input. */
+static int needs_input_sums(const Kernels *kernels, const Product *product)
+{
+    int needs = 0;
+    for (const Matrix *part = &product->weight; part; part = part->next) needs |= part->format->offsets;
+    return needs && kernels->sum_inputs;
+}
+
 static void multiply(const Worker *worker, const Product *product)
 {
+    if (needs_input_sums(worker->model->kernels, product)) {
+        FOR_SHARE(worker, r, product->rows)
+        worker->model->kernels->sum_inputs(product, r, worker->model->input_sums + (long)r * (product->depth / 16));
+        wait_for_all(worker->team, worker->thread);
+    }
     if (product->rows) {
         int grain = choose_grain(product->panels, worker->threads, product->rows);
         for (int panel; (panel = take_work(worker->team, grain)) < product->panels;) {
@@ -131,10 +144,12 @@ static void attend(const Worker *worker, const Layer *layer, const Task *tasks, 
 }
 
 /* Return the product of `rows` rows of `input` with a matrix of a layer. The caller sets where the result goes. */
-static Product product_of(const Layer *layer, int matrix, const void *input, int rows, int depth, int outputs)
+static Product product_of(const Model *model, const Layer *layer, int matrix, const void *input, int rows, int depth,
+                          int outputs)
 {
     return (Product){
         .input = input,
+        .input_sums = model->input_sums,
         .weight = layer->matrices[matrix],
         .bias = layer->vectors[QKV_BIAS + matrix],
         .rows = rows,
@@ -151,9 +166,9 @@ static void finish_layer(const Worker *worker, const Layer *layer, float *stream
     const Shape *shape = &model->shape;
     int post = shape->post_norms, hidden = padded(shape->hidden), inner = padded(shape->inner);
     int attended = padded(shape->heads * shape->head_dim);
-    Product output = product_of(layer, OUTPUT, model->attended, rows, attended, hidden);
-    Product gate_up = product_of(layer, GATE_UP, model->normal, rows, hidden, 2 * inner);
-    Product down = product_of(layer, DOWN, model->gated, rows, inner, hidden);
+    Product output = product_of(model, layer, OUTPUT, model->attended, rows, attended, hidden);
+    Product gate_up = product_of(model, layer, GATE_UP, model->normal, rows, hidden, 2 * inner);
+    Product down = product_of(model, layer, DOWN, model->gated, rows, inner, hidden);
     output.kind = down.kind = post ? STORE : ADD;
     output.output = down.output = post ? model->branch : stream;
     gate_up.kind = GATE;
@@ -184,7 +199,7 @@ static void run_layer(const Worker *worker, int index)
     const Plan *plan = &model->plans[layer->group];
     int last = index == shape->layers - 1, hidden = padded(shape->hidden);
     int qkv = padded((shape->heads + 2 * shape->kv_heads) * shape->head_dim);
-    Product product = product_of(layer, QKV, model->normal, step->tokens, hidden, qkv);
+    Product product = product_of(model, layer, QKV, model->normal, step->tokens, hidden, qkv);
     product.kind = STORE;
     product.output = model->qkv;
     multiply(worker, &product);
@@ -217,6 +232,7 @@ static void run_worker(const Worker *worker)
     for (int l = 0; l < shape->layers; l++) run_layer(worker, l);
     Product logits = {
         .input = model->normal,
+        .input_sums = model->input_sums,
         .weight = model->head,
         .rows = worker->step->samples,
         .depth = padded(shape->hidden),
