@@ -83,6 +83,8 @@ class CpuStep:
         tensors.rename(spec.names.renamed)
         spec = tied_as_stored(spec, tensors)
         problem = refusal(spec, tensors.number_type, quantization)
+        if problem is None and (needed := count_weights(spec)) > tensors.count_numbers():
+            problem = f"its sizes are those of {needed} weights, more than the checkpoint has"
         stored = {} if quantization else choose_stored(spec, tensors, variant)
         if problem is None:
             try:
@@ -165,6 +167,13 @@ class CpuStep:
             tokens,
             logits,
         )
+
+
+def count_weights(spec: ArchitectureSpec) -> int:
+    """Return how many numbers the matrices have: memory for them is reserved before the first is read."""
+    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    layer = spec.hidden_size * (qkv + spec.heads * spec.head_dim + 3 * spec.intermediate_size)
+    return spec.layers * layer + spec.vocab_size * spec.hidden_size
 
 
 def choose_stored(

@@ -1167,24 +1167,36 @@ FORMS: dict[str, Form] = {
         ),
     ),
     # Refused, with what is missing.
-    "Qwen3 30B A3B FP8": Form(
+    "Qwen3 30B A3B, 4 bits by bitsandbytes": Form(
         qwen3_moe(
             *(2048, 48, 32, 128, 768),
-            quantization_config={"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8"},
+            quantization_config={
+                "bnb_4bit_compute_dtype": "bfloat16",
+                "bnb_4bit_quant_type": "nf4",
+                "bnb_4bit_use_double_quant": True,
+                "load_in_4bit": True,
+                "quant_method": "bitsandbytes",
+            },
         ),
         QWEN,
-        "quantization_config: quantized checkpoints are not supported",
+        "quantization_config.quant_method: 'bitsandbytes' is not supported",
     ),
-    "Zephyr 7B AWQ": Form(
+    "Zephyr 7B, AWQ for gemv": Form(
         mistral(
             *(4096, 14336, 32),
             max_position_embeddings=32768,
-            quantization_config={"bits": 4, "group_size": 128, "quant_method": "awq", "zero_point": True},
+            quantization_config={
+                "bits": 4,
+                "group_size": 128,
+                "quant_method": "awq",
+                "version": "gemv",
+                "zero_point": True,
+            },
             rope_theta=10000.0,
             sliding_window=4096,
         ),
         LLAMA_2,
-        "quantization_config: quantized checkpoints are not supported",
+        "quantization_config.version: 'gemv' is not supported",
     ),
     "gpt-oss 20B": Form(
         llama(
@@ -1214,7 +1226,7 @@ FORMS: dict[str, Form] = {
             vocab_size=201088,
         ),
         {199999: "<|endoftext|>", 200002: "<|return|>", 200012: "<|call|>"},
-        "quantization_config: quantized checkpoints are not supported",
+        "quantization_config: is supported for our own model families only",
         family="gpt-oss",
     ),
     "DeepSeek V3": Form(

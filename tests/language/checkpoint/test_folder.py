@@ -36,7 +36,10 @@ FAULTS = {
         {"config": {"auto_map": {"AutoModel": "modeling.Model"}}},
         "config.json: auto_map: the model needs code",
     ),
-    "quantized": ({"config": {"quantization_config": {}}}, "config.json: quantization_config: "),
+    "quantized": (
+        {"config": {"quantization_config": {}}},
+        "config.json: quantization_config.quant_method: is missing",
+    ),
     "stored in bytes": ({"config": {"dtype": "int8"}}, "config.json: dtype: 'int8' is not supported"),
     "activation": ({"config": {"hidden_act": "relu"}}, "config.json: hidden_act: only silu"),
     "scaling": ({"config": {"rope_scaling": {"type": "yarn", "factor": 0}}}, "rope_scaling.factor: must be"),

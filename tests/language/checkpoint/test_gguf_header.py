@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.base.errors import LoadFailed
+from fairlead.engine.cpu_step import CpuStep
+from fairlead.engine.models.checkpoint_tensors import CheckpointTensors
 from fairlead.language.checkpoint.folder import read_folder
 from fairlead.language.checkpoint.gguf.checkpoint import GgufCheckpoint
 from fairlead.language.checkpoint.gguf.header import TYPES, read_header
@@ -212,6 +214,9 @@ def check_one_mutant(content, path, data):
         for tensor in listing.tensors.values():
             if folder.spec.vocab_size < 100:
                 tensor.array()
+        with CheckpointTensors(folder.checkpoint, dtype="float32") as weights:
+            step = CpuStep.load(folder.spec, weights, threads=1, max_batched_tokens=16)
+        assert step.model.weight_bytes < 40 * len(content)
     except LoadFailed as error:
         reason = str(error)
     assert reason is None or str(path) in reason

@@ -118,6 +118,10 @@ class CheckpointTensors:
             rows.drop_pages()
             self._read(rows.nbytes)
 
+    def count_numbers(self) -> int:
+        """Return how many numbers all tensors have."""
+        return sum(math.prod(tensor.shape) for tensor in self._tensors.values())
+
     def packing(self, name: str) -> str | None:
         """Return the kernel's format in which a tensor is stored; None if it has none, or is not there."""
         return self._tensors[name].packing if name in self._tensors else None

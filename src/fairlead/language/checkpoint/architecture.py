@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.quantized.schemes import read_scheme
 from fairlead.language.checkpoint.rope import Rope, read_max_positions, read_rope
 from fairlead.language.checkpoint.shape import ModelShape
 
@@ -193,9 +194,7 @@ def read_architecture(
 
     `head_dim` and `tied` are the family's defaults where the key is absent (None: hidden size / heads).
     """
-    for key, reason in REFUSED.items():
-        if key in config:
-            raise config.fails(key, reason)
+    read_scheme(config)  # refuses what is not known
     if "activation" not in features and (named := config.text("hidden_act", "silu")) not in {"silu", "swish"}:
         raise config.fails("hidden_act", f"only silu is supported, not {named!r}")
 
@@ -234,11 +233,6 @@ def read_architecture(
 def read_layers(config: CheckpointConfig) -> int:
     """Return the number of layers; bounded, as objects are made for each before the weights are checked."""
     return config.integer("num_hidden_layers", most=10_000)
-
-
-REFUSED = {
-    "quantization_config": "quantized checkpoints are not supported",
-}
 
 
 def read_layer_types(config: CheckpointConfig, window: int) -> tuple[int | None, ...]:

@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead.base.config import ConfigError
 from fairlead.base.errors import LoadFailed
-from fairlead.language.checkpoint.architecture import REFUSED, ArchitectureSpec
+from fairlead.language.checkpoint.architecture import ArchitectureSpec
 from fairlead.language.checkpoint.checkpoint import Checkpoint, open_checkpoint, read_config
 from fairlead.language.checkpoint.config import CheckpointConfig
 from fairlead.language.checkpoint.generation import (
@@ -23,6 +23,7 @@ from fairlead.language.checkpoint.generation import (
 )
 from fairlead.language.checkpoint.pooling import Pooling, read_pooling
 from fairlead.language.checkpoint.positions import read_own_positions
+from fairlead.language.checkpoint.quantized.schemes import QUANTIZATION
 from fairlead.language.checkpoint.registry import ARCHITECTURES, read_built_in
 
 # The endings of the names of transformers' models that make text.
@@ -138,9 +139,8 @@ def _check_own_code(config: CheckpointConfig) -> None:
 
 def _check_fallback(config: CheckpointConfig) -> None:
     """Refuse what is known not to run with transformers, as far as that is known without importing it."""
-    for key, reason in REFUSED.items():
-        if key in config:
-            raise config.fails(key, reason)
+    if QUANTIZATION in config:
+        raise config.fails(QUANTIZATION, "is supported for our own model families only")
     has_transformers = find_spec("transformers") is not None
     if not has_transformers or not any(name.endswith(_MAKE_TEXT) for name in config.texts("architectures")):
         raise unknown_architecture(config)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fairlead.base.errors import LoadFailed
 from fairlead.language.checkpoint.config import CheckpointConfig
+from fairlead.language.checkpoint.quantized.schemes import read_scheme
+from fairlead.language.checkpoint.quantized.tensors import join_parts
 from fairlead.language.checkpoint.tensor_file import StoredTensor, TensorFile
 
 if TYPE_CHECKING:
@@ -50,16 +52,22 @@ class SafetensorsFolder(NamedTuple):
         return sorted(self.path.glob(pattern))
 
     def tensors(self) -> TensorListing:
-        return list_tensors(self.path)
+        path, tensors = list_tensors(self.path)
+        config = self.document("config.json")
+        scheme = read_scheme(CheckpointConfig.read(config)) if config.is_file() else None
+        return TensorListing(path, tensors if scheme is None else join_parts(tensors, scheme))
 
 
-def list_tensors(directory: Path) -> TensorListing:
-    """Return the tensors in `directory`. Raises `LoadFailed` if a file is missing or broken."""
+def list_tensors(directory: Path) -> tuple[Path, Mapping[str, StoredTensor]]:
+    """Return the tensors in `directory`, and the file that lists them.
+
+    Raises `LoadFailed` if a file is missing or broken.
+    """
     index, single = directory / _INDEX, directory / _SINGLE
     if index.is_file():
-        return TensorListing(index, _open_shards(index))
+        return index, _open_shards(index)
     if single.exists():
-        return TensorListing(single, TensorFile(single).tensors)
+        return single, TensorFile(single).tensors
     if any(found for pattern in _PICKLED for found in directory.glob(pattern)):
         raise LoadFailed(
             f"{directory}: only pickled weights here; safetensors are needed, pickle is never read"

@@ -1,0 +1,1 @@
+"""Folders whose matrices are codes with scales: compressed-tensors, GPTQ, AWQ, and 8-bit floats."""
