@@ -30,14 +30,16 @@ class FakeNode:
 
 
 class Ledger:
-    """Wraps a fair queue. `charged` is what each tenant has been charged, less its refunds.
+    """Wraps a fair queue.
 
+    `charged`, `charged_to_teams`: what each tenant and each team has been charged, less its refunds.
     `before`: the entries that were tried, in order, before the one that was popped last, also in calls that
     `fits` ended with an exception. `tried`: those since the last entry that was popped.
     """
 
     def __init__(self, line: FairQueue) -> None:
         self.charged: defaultdict[object, float] = defaultdict(float)
+        self.charged_to_teams: defaultdict[object, float] = defaultdict(float)
         self.before: list[int] = []
         self.tried: dict[int, None] = {}
         self._line = line
@@ -70,7 +72,7 @@ class Ledger:
         ((last, entry),) = tried
         assert last == handle
         if handle in self._unpaid:
-            self.charged[entry.tenant] += entry.cost
+            self._count(entry.tenant, entry.cost, entry.team_cost)
         return handle
 
     def pop_many(self, max_count: int, memory_budget: int) -> list[int]:
@@ -79,16 +81,22 @@ class Ledger:
         handles = self._line.pop_many(max_count, memory_budget)
         for handle in handles:
             if handle in self._unpaid:
-                self.charged[known[handle].tenant] += known[handle].cost
+                entry = known[handle]
+                self._count(entry.tenant, entry.cost, entry.team_cost)
         return handles
 
-    def charge(self, tenant: str, cost: float, **options: float) -> None:
-        self.charged[tenant] += cost
-        self._line.charge(tenant, cost, **options)
+    def charge(self, tenant: object, cost: float, *, team_cost: float) -> None:
+        self._count(tenant, cost, team_cost)
+        self._line.charge(tenant, cost, team_cost=team_cost)
 
-    def refund(self, tenant: str, cost: float, **options: float) -> None:
-        self.charged[tenant] -= cost
-        self._line.refund(tenant, cost, **options)
+    def refund(self, tenant: object, cost: float, *, team_cost: float) -> None:
+        self._count(tenant, -cost, -team_cost)
+        self._line.refund(tenant, cost, team_cost=team_cost)
+
+    def _count(self, tenant: object, cost: float, team_cost: float) -> None:
+        self.charged[tenant] += cost
+        if isinstance(tenant, tuple):
+            self.charged_to_teams[tenant[0]] += team_cost
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._line, name)

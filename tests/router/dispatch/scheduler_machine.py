@@ -1,7 +1,7 @@
 """Random events for a scheduler. All visible state is compared with a plain model of the rules."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -132,32 +132,23 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     The node "far" has "m" and "x", too, but takes only jobs that it can relay. The nodes in `by_sequence`
     start the sequences of a job one by one.
+
+    teams: by tenant, its team; the others are in none.
+    weights: of teams, and of tenants. Shares of seats are by weight under token fairness only.
     """
 
     by_sequence = frozenset({"one", "swap x"})
     preempting = (0,)
-
+    capacity = CAPACITY
     fairness = "roundRobin"
 
     def __init__(self) -> None:
         super().__init__()
         self.effects = Watching(self)
-        self.subject = Scheduler(
-            self.effects,
-            capacity=CAPACITY,
-            random=Random(0),
-            fairness=self.fairness,
-            policy=OneAtATime(),
-            loadable=frozenset("xy"),
-            preempting=self.preempting,
-        )
-        self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
-        self.grant_seats = self.subject._tickets.grant_seats
-        self.subject._tickets.grant_seats = self.grant_seats_from_the_first_job
-        self.assign = self.subject._nodes.assign
-        self.subject._nodes.assign = self.assign_from_idle_seats
+        self.set_up({}, {})
         self.costs: Counter[str] = Counter()  # per tenant, of its jobs that have ended
         self.order: dict[Ticket, int] = {}  # order of arrival; returned jobs come first
+        self.open: list[Ticket] = []  # those that have not ended, and some others
         self.nodes = {
             "one": FakeNode("one", "m"),
             "two": FakeNode("two", "m", "n"),
@@ -187,8 +178,57 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.overtakes: dict[Ticket, list[int]] = {}
         self.fresh: dict[NodeState, tuple[int, list[str]]] = {}  # before the latest grant
 
+    def set_up(self, teams: Mapping[str, str], weights: Mapping[str, float]) -> None:
+        """Make the scheduler, for tenants in these teams."""
+        self.teams, self.weights = teams, weights
+        self.subject = Scheduler(
+            self.effects,
+            capacity=self.capacity,
+            random=Random(0),
+            fairness=self.fairness,
+            tenant_weights={name: weight for name, weight in weights.items() if name not in teams.values()},
+            policy=OneAtATime(),
+            loadable=frozenset("xy"),
+            preempting=self.preempting,
+        )
+        self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
+        self.grant_seats = self.subject._tickets.grant_seats
+        self.subject._tickets.grant_seats = self.grant_seats_from_the_first_job
+        self.assign = self.subject._nodes.assign
+        self.subject._nodes.assign = self.assign_from_idle_seats
+
+    def new_job(self, tenant: str, **options) -> Ticket:
+        """Return a job of a tenant, in its team."""
+        team = self.teams.get(tenant, "")
+        ticket = job(tenant, team=team, team_weight=self.weights.get(team, 1.0), **options)
+        self.order[ticket] = len(self.order)
+        self.open.append(ticket)
+        return ticket
+
+    def submit_job(self, ticket: Ticket, **options) -> None:
+        self.newcomer = ticket
+        self.subject.submit(ticket, **options)
+        self.newcomer = None
+
+    def unit(self, tenant: str) -> str:
+        """Return what has a part of the whole: the tenant's team, or the tenant."""
+        return self.teams.get(tenant, tenant)
+
+    def parts(self, tenants: Collection[str]) -> dict[str, float]:
+        """Return which part of the whole is the share of each of these tenants, which are all there are."""
+        weights = self.weights if self.fairness == "tokens" else {}
+        whole = sum(weights.get(unit, 1.0) for unit in {self.unit(tenant) for tenant in tenants})
+        parts = {}
+        for tenant in tenants:
+            unit = self.unit(tenant)
+            members = sum(weights.get(other, 1.0) for other in tenants if self.unit(other) == unit)
+            parts[tenant] = weights.get(unit, 1.0) / whole * weights.get(tenant, 1.0) / members
+        return parts
+
     def tickets(self, *states: TicketState) -> list[Ticket]:
-        return [ticket for ticket in self.order if ticket.state in states]
+        """Return the tickets in one of these states, none of which is final."""
+        self.open = [ticket for ticket in self.open if ticket.state is not TicketState.DONE]
+        return [ticket for ticket in self.open if ticket.state in states]
 
     def grant_seats_from_the_first_job(self) -> None:
         self.ledger.tried.clear()
@@ -201,10 +241,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fresh_seats(self) -> dict[NodeState, tuple[int, list[str]]]:
         """Return for each node how many seats are free, and who has just left some of them."""
         nodes = self.subject._nodes.values()
-        return {node: (node.free, list(node.fresh.values())) for node in nodes}
+        return {node: (node.free, [_tenant_of(line) for line in node.fresh.values()]) for node in nodes}
 
     def is_kept(self, node: NodeState, ticket: Ticket, fresh: dict[NodeState, tuple[int, list[str]]]) -> bool:
         """Return whether the node's free seats are kept for other tenants than the job's."""
+        free, left_by = fresh.get(node, (0, []))
+        if not left_by:
+            return False
         model, own = ticket.job.model, ticket.job.tenant
         nodes = [each for each in self.with_model(model) if each.id not in self.by_sequence]
         nodes = [each for each in nodes if self.seats[each.id]]
@@ -214,11 +257,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 held[other.job.tenant] += self.held(other)
         waiting = {own} | {each.job.tenant for each in self.waiting_for(model)}
         left = {tenant for each in nodes for tenant in fresh[each][1]}
-        present = (+held).keys() | waiting | left
-        share = sum(self.seats[each.id] for each in nodes) / len(present)
-        free, left_by = fresh.get(node, (0, []))
-        kept = [tenant for tenant in left_by if held[tenant] < share - 1e-9]
-        return bool(kept) and held[own] >= share - 1e-9 and 0 < free <= len(kept)
+        seats = sum(self.seats[each.id] for each in nodes)
+        shares = {
+            tenant: seats * part for tenant, part in self.parts((+held).keys() | waiting | left).items()
+        }
+        kept = [tenant for tenant in left_by if held[tenant] < shares[tenant] - 1e-9]
+        return bool(kept) and held[own] >= shares[own] - 1e-9 and 0 < free <= len(kept)
 
     def seats_of(self, job: JobSpec, node: NodeState) -> int:
         """Return how many seats the job takes there at once: one for each sequence, or all."""
@@ -264,25 +308,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         begun = [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
         return [each for each in [*self.tickets(TicketState.QUEUED), *begun] if each.job.model == model]
 
-    def shares(self, model: str, running: list[tuple[Ticket, int]]) -> tuple[Counter[str], float]:
-        """Return how many seats each tenant holds, and the share of each; all have the same weight."""
+    def shares(
+        self, model: str, running: list[tuple[Ticket, int]], gaining: Collection[str] = ()
+    ) -> tuple[Counter[str], dict[str, float]]:
+        """Return how many seats each tenant holds, and the share of each that holds some, waits or gains."""
         held = Counter(ticket.job.tenant for ticket, _ in running)
-        active = held.keys() | {ticket.job.tenant for ticket in self.waiting_for(model)}
+        active = held.keys() | {ticket.job.tenant for ticket in self.waiting_for(model)} | set(gaining)
         seats = sum(
             self.seats.get(node.id, 0)
             for node in self.with_model(model)
             if node.id in self.by_sequence and not (node.leaving or node.draining)
         )
-        return held, seats / max(1, len(active))
+        return held, {tenant: seats * part for tenant, part in self.parts(active).items()}
 
     def may_pause(self, run: tuple[Ticket, int]) -> bool:
         return run in self.ripe and run[0].runs[run[1]].suspensions < 3
 
     def forgive(self) -> None:
         for model in {ticket.job.model for ticket, _ in self.pauses}:
-            held, share = self.shares(model, self.running(model))
+            held, shares = self.shares(model, self.running(model))
             for ticket, index in list(self.pauses):
-                if ticket.job.model == model and held[ticket.job.tenant] <= share:
+                tenant = ticket.job.tenant
+                if ticket.job.model == model and held[tenant] <= shares.get(tenant, 0) + 1e-9:
                     del self.pauses[ticket, index]
 
     def room(self, node: NodeState) -> int:
@@ -293,7 +340,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Return how many of a node's seats are free for the jobs that it has."""
         if node.id not in self.seats:
             return 0
-        return self.seats[node.id] - sum(self.held(ticket) for ticket in self.runs if ticket.node is node)
+        return self.seats[node.id] - sum(
+            self.held(ticket) for ticket in self.tickets(TicketState.GRANTED) if ticket.node is node
+        )
 
     def candidates(self, ticket: Ticket) -> set[NodeState]:
         """Return where the job may run now: not where it failed last, if there is another node."""
@@ -437,19 +486,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             ), "not of the lowest class"
             return True
         self.suspended[victim].remove(index)  # the shares before the exchange
-        held, share = Counter(ticket.job.tenant for ticket, _ in running), 0.0
-        seats = self.seats[victim.node.id]
-        active = held.keys() | {ticket.job.tenant for ticket in self.waiting_for(model)} | {job.tenant}
-        share = seats / len(active)
+        held, shares = self.shares(model, running, {job.tenant})
+        above = {tenant: held[tenant] - shares[tenant] for tenant in held}
         self.suspended[victim].add(index)
-        assert held[job.tenant] < share, "for a tenant that has its share"
-        assert held[victim.job.tenant] - 1 >= share - 1e-6, "from a tenant that is not above its share"
+        assert held[job.tenant] < shares[job.tenant], "for a tenant that has its share"
+        assert above[victim.job.tenant] >= 1 - 1e-6, "from a tenant that is not above its share"
         assert victim.job.priority >= job.priority, "from a higher class"
         for run in running[running.index((victim, index)) + 1 :]:
             same = run[0].job.tenant == victim.job.tenant and run[0].job.priority == victim.job.priority
             assert not same or not self.may_pause(run), "not the newest"
         for run in running:
-            is_further = held[run[0].job.tenant] > held[victim.job.tenant]
+            is_further = above[run[0].job.tenant] > above[victim.job.tenant] + 1e-6
             is_possible = self.may_pause(run) and run[0].job.priority >= job.priority
             assert not is_further or not is_possible, "not of the tenant furthest above"
         return True
@@ -508,9 +555,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             # What jobs that run wait for counts, too, but is not displaced.
             begun = [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
             waiting = [other.job for other in [*self.tickets(TicketState.QUEUED), *begun]] + [victim]
-            of_class = [other.tenant for other in waiting if other.priority == victim.priority]
-            of_same_tenant = sum(other.tenant == newcomer.tenant for other in waiting)
-            assert of_class.count(victim.tenant) >= of_same_tenant + 2
+            # Tenants of one team are compared within it, all others with their teams.
+            is_inside = self.unit(victim.tenant) == self.unit(newcomer.tenant)
+            names = [other.tenant if is_inside else self.unit(other.tenant) for other in waiting]
+            loser, gainer = [
+                each.tenant if is_inside else self.unit(each.tenant) for each in (victim, newcomer)
+            ]
+            of_class = [
+                name for name, other in zip(names, waiting, strict=True) if other.priority == victim.priority
+            ]
+            assert of_class.count(loser) >= names.count(gainer) + 2
 
     def check_swap(self, model: str, evict: frozenset[str]) -> None:
         assert model not in self.loading
@@ -604,7 +658,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3, 9]),
     )
     def submit(self, tenant, model, priority, prompt, stream, no_queue, cost, relay, too_long, n) -> None:
-        ticket = job(
+        ticket = self.new_job(
             tenant,
             model=model,
             priority=priority,
@@ -615,11 +669,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             relay=relay,
             n=n,
         )
-        self.order[ticket] = len(self.order)
         refused = set(self.effects.refused)
-        self.newcomer = ticket
-        self.subject.submit(ticket, too_long=too_long)
-        self.newcomer = None
+        self.submit_job(ticket, too_long=too_long)
         assert ticket.state is not TicketState.NEW
         if too_long is not None:
             assert ticket.state is not TicketState.QUEUED
@@ -630,11 +681,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def serve_small_jobs(self, tenants) -> None:
         """Let jobs of one seat come and go, one after another, while a job waits that needs more."""
         for tenant in tenants:
-            ticket = job(tenant, relay=RELAY)
-            self.order[ticket] = len(self.order)
-            self.newcomer = ticket
-            self.subject.submit(ticket)
-            self.newcomer = None
+            self.submit_job(self.new_job(tenant, relay=RELAY))
             running = self.tickets(TicketState.GRANTED)
             small = [each for each in running if each.seats == 1 and each.node in self.with_model("m")]
             if small:
@@ -713,7 +760,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         named_s=st.sampled_from([None, 30.0]),
     )
     def return_to_queue(self, data, cause, named_s) -> None:
-        ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
+        self.return_job(data.draw(st.sampled_from(self.tickets(TicketState.GRANTED))), cause, named_s)
+
+    def return_job(self, ticket: Ticket, cause: str, named_s: float | None = None) -> None:
         self.order[ticket] = -len(self.order) - self.returns.total()
         self.returns[ticket] += 1
         if cause == "full":
@@ -832,7 +881,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             refused = [tenant for tenant in "ABC" if node.full[model].refuses(tenant)]
             assert refused == [tenant for tenant in "ABC" if self.full[node, model].refuses(tenant)]
         assert sum(jobs for jobs, _ in holders.values()) == statistics.running
-        assert statistics.waiting <= CAPACITY + self.returns.total()
+        assert statistics.waiting <= self.capacity + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
         begun = [*self.unbegun(), *(ticket for ticket, _ in self.all_suspended())]
         assert Counter(begun) == Counter(self.subject._queue.begun())
@@ -845,7 +894,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not node.fresh or node.id not in self.by_sequence
             assert not node.fresh or max(node.fresh) <= max(n for at, n in reported if at == node.id)
         for model in {*self.subject._queue.waiting, "m"}:
-            waiting = Counter((each.job.tenant, each.job.priority) for each in self.waiting_for(model))
+            waiting = Counter((each.job.line, each.job.priority) for each in self.waiting_for(model))
             assert waiting == self.subject._queue.waiting.get(model, Counter())
         self.forgive()
 
@@ -869,7 +918,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def no_tenant_waits_below_its_share_while_another_is_above(self) -> None:
         for model in "mx":
             running = self.running(model)
-            held, share = self.shares(model, running)
+            held, shares = self.shares(model, running)
             for ticket in self.waiting_for(model):
                 for run in filter(self.may_pause, running):
                     victim, job = run[0].job, ticket.job
@@ -878,8 +927,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                         continue
                     if model in run[0].node.closed_models or self.room_for_own(run[0].node):
                         continue  # with fewer seats than before, a seat that is given back is not free
-                    is_above = held[victim.tenant] - 1 >= share
-                    is_fair = is_above and held[job.tenant] < share and victim.priority >= job.priority
+                    is_above = held[victim.tenant] - 1 >= shares[victim.tenant]
+                    is_below = held[job.tenant] < shares[job.tenant] - 1e-9
+                    is_fair = is_above and is_below and victim.priority >= job.priority
                     preempts = job.priority in self.preempting and victim.priority > job.priority
                     assert not is_fair, "a tenant waits below its share"
                     assert not preempts, "a job waits that preempts"
@@ -959,7 +1009,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.charge_final_cost(ticket, ticket.charged if ticket.has_begun else 0.0)
             self.subject.leave(ticket)
         for tenant, charged in self.ledger.charged.items():
-            assert pytest.approx(self.costs[tenant], abs=1e-6) == charged
+            name = tenant[1] if isinstance(tenant, tuple) else tenant
+            assert pytest.approx(self.costs[name] / self.weights.get(name, 1.0), abs=1e-6) == charged
+        for team, charged in self.ledger.charged_to_teams.items():
+            cost = sum(cost for tenant, cost in self.costs.items() if self.teams.get(tenant) == team)
+            assert pytest.approx(cost / self.weights.get(team, 1.0), abs=1e-6) == charged
         statistics = self.subject.statistics()
         assert (statistics.waiting, statistics.running) == (0, 0)
         assert not self.subject._queue
@@ -975,28 +1029,34 @@ class TokensMachine(SchedulerMachine):
     fairness = "tokens"
 
 
-class SequenceMachine(SchedulerMachine):
-    """Many sequences of few tenants at one engine: turns, suspensions, failures and cancels."""
+TEAMS = ({}, {"A": "red", "B": "red"}, {"A": "red", "B": "red", "C": "blue"})
+WEIGHTS = ({}, {"A": 2.0, "red": 3.0}, {"C": 2.0, "D": 0.5, "blue": 2.0})
 
-    @initialize(seats=st.integers(1, 6), other=st.booleans())
-    def begin(self, seats, other) -> None:
+
+class SequenceMachine(SchedulerMachine):
+    """Many sequences of few tenants at one engine: turns, teams, suspensions, failures and cancels."""
+
+    @initialize(
+        seats=st.integers(1, 6),
+        other=st.booleans(),
+        teams=st.sampled_from(TEAMS),
+        weights=st.sampled_from(WEIGHTS),
+    )
+    def begin(self, seats, other, teams, weights) -> None:
+        self.set_up(teams, weights)
         self.node_up("one", seats)
         if other:
             self.node_up("two", 2)
 
     @rule(
-        tenant=st.sampled_from("AAABC"),
+        tenant=st.sampled_from("AAABCD"),
         sequences=st.lists(st.sampled_from([1, 1, 2, 3, 9]), min_size=1, max_size=4),
         priority=st.sampled_from([1, 1, 1, 1, 0, 2]),
         cost=st.sampled_from([1.0, 10.0]),
     )
     def submit(self, tenant, sequences, priority, cost) -> None:
         for n in sequences:
-            ticket = job(tenant, priority=priority, cost=cost, n=n)
-            self.order[ticket] = len(self.order)
-            self.newcomer = ticket
-            self.subject.submit(ticket)
-            self.newcomer = None
+            self.submit_job(self.new_job(tenant, priority=priority, cost=cost, n=n))
 
     @precondition(lambda self: self.held_by_jobs())
     @rule(ends=st.lists(st.integers(0, 20), min_size=1, max_size=6))
@@ -1023,10 +1083,51 @@ class SequenceMachine(SchedulerMachine):
             self.seats["one"] = seats
             self.subject.seats_changed(*self.nodes["one"], self.limits("one", seats))
 
+    @precondition(lambda self: "one" in self.seats)
+    @rule(seats=st.integers(0, 6))
+    def fail(self, seats) -> None:
+        """Let the engine fail with all that it runs, and perhaps restart with so many seats."""
+        self.fail_engine(seats)
+
+    def fail_engine(self, seats: int) -> None:
+        failed = self.subject._nodes["one"]
+        self.seats.pop("one")
+        self.subject.node_down("one")
+        for ticket in self.tickets(TicketState.GRANTED):
+            if ticket.node is failed:
+                self.return_job(ticket, "failed")
+                assert not (self.held(ticket) and ticket.node is failed), "a seat of a node that is down"
+        if seats:
+            self.seats["one"] = seats
+            self.subject.node_up(*self.nodes["one"], self.limits("one", seats))
+
     # What concerns models that swaps load, and remote servers.
     request_load = starve_of_loading = unload = remove_node = expire = serve_small_jobs = None  # type: ignore[assignment]
     swap_ends = starve = change_seats = end_pause = None  # type: ignore[assignment]
 
+    def teardown(self) -> None:
+        self.every_job_gets_a_seat()
+        super().teardown()
+
+    def every_job_gets_a_seat(self) -> None:
+        """Let what runs end, and nothing else arrive: each job that a node could run gets its seats."""
+        waits = 1 + sum(ticket.job.sequences for ticket in self.order)
+        for _ in range(waits):
+            running = [run for run in self.held_by_jobs() if run[1] in self.runs[run[0]]]
+            if not any(self.candidates(ticket) for ticket in self.tickets(TicketState.QUEUED)):
+                return
+            assert running, "a job waits for ever"
+            ticket, index = running[0]
+            self.end_one(ticket, index)
+            if not (self.runs[ticket] or self.suspended[ticket] or self.begun[ticket] < ticket.job.sequences):
+                self.charge_final_cost(ticket, 1.0)
+                self.subject.finished(ticket, cost=1.0)
+        raise AssertionError("a job waits for ever")
+
 
 class TokensSequenceMachine(SequenceMachine):
     fairness = "tokens"
+
+
+def _tenant_of(line: str) -> str:
+    return line.rsplit("\0", 1)[-1]

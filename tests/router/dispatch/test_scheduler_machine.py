@@ -51,12 +51,6 @@ TestSequencesByTokens = TokensSequenceMachine.TestCase
 TestSequencesByTokens.settings = settings(SETTINGS, max_examples=50)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("machine", [SequenceMachine, TokensSequenceMachine])
-def test_five_thousand_schedules_of_sequences(machine):
-    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=5000))
-
-
 # A mutant is found in fewer than a hundred examples; what is drawn depends on the version of Hypothesis.
 HUNT = until_first_failure(SETTINGS, max_examples=2000)
 
