@@ -110,6 +110,40 @@ def test_owner_of_many_slow_masks_does_not_delay_another(masks):
         found(one)
 
 
+def test_owners_divide_the_budget_of_a_step(masks):
+    """Also an owner whose sequences are the last in the batch has its masks in the step."""
+
+    def admitted(owner, count, each_s=0.00011):
+        return sum(masks.admits(sequence(key, each_s, owner=owner)) for key in range(count))
+
+    assert admitted("many", 40) == 18  # alone: 2 ms
+    masks.begin_step(0.001)
+    assert admitted("many", 40) == 18
+    assert admitted("other", 1) == 1
+    masks.begin_step(0.002)
+    assert admitted("many", 40) == 17  # all but what the other has needed
+    assert admitted("other", 40) == 9  # half
+    masks.begin_step(0.003)
+    assert (admitted("many", 40), admitted("other", 40)) == (9, 9)
+
+
+def test_owner_that_has_left_takes_no_part_of_the_budget(masks):
+    assert masks.admits(sequence(1, 0.001, owner="other"))
+    for now_s in (0.001, 0.002):
+        masks.begin_step(now_s)
+        admitted = sum(masks.admits(sequence(key, 0.0005)) for key in range(5))
+    assert admitted == 4
+
+
+def test_drafts_use_the_part_of_their_owner(masks):
+    own, other = sequence(1, 0.00045), sequence(2, 0.00045, owner="other")
+    assert [masks.admits(own), masks.admits(other)] == [True, True]
+    masks.begin_step(0.001)
+    assert [masks.admit_drafts(each, 9) for each in (own, other)] == [3, 3]  # as little as the other used
+    masks.begin_step(0.002)
+    assert [masks.admit_drafts(each, 9) for each in (own, other)] == [2, 2]
+
+
 def test_sequence_with_the_lexer_of_one_that_is_left_out_does_not_wait_within_a_step(masks):
     slow, same = sequence(1, 0.1), sequence(2, 0.0)
     same.constraint.lexer = slow.constraint.lexer

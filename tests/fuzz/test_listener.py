@@ -76,7 +76,9 @@ def direct_app() -> Callable[..., Awaitable[None]]:
         pending = PendingAnswer()
         pending.started(answer)
         request.nursery.start_soon(put_text, answer.deltas, text)
-        return stream_response(EventStream(pending, ChatDialect(), Plain(), not_waiting), {})
+        return stream_response(
+            EventStream(pending, ChatDialect(), Plain(), not_waiting, write_large=trio.to_thread.run_sync), {}
+        )
 
     async def put_text(deltas: Deltas, text: str) -> None:
         for piece in (text[:1], text[1:2], text[2:]):

@@ -24,6 +24,10 @@ LARGE_VECTORS_BYTES = 200_000
 MANY_LOGPROBS = 200
 
 
+Write = Callable[[list[Delta]], bytes]
+WriteLarge = Callable[[Write, list[Delta]], Awaitable[bytes]]
+
+
 class CutStream(Exception):  # not an error: a stream's signal that it is incomplete
     """Raised by a stream after its last piece: end the connection so that the client notices.
 
@@ -60,6 +64,7 @@ class EventStream:
     writer: Writes the deltas.
     waiting: Returns the estimate of the job's wait; None: it is not queued.
     waiting_events: Report the wait until the answer begins; None: the dialect's.
+    write_large: Calls the writer for a large piece, in a thread.
     model: The name of the job's model, for waiting events.
     keep_alive_s: How long the stream may be silent, in seconds.
     unread: Counts deltas that have not been taken; None: nothing does.
@@ -75,6 +80,7 @@ class EventStream:
         waiting: Callable[[], Awaitable[WaitEstimate | None]],
         waiting_events: WaitingEvents | None = None,
         *,
+        write_large: WriteLarge,
         model: str = "",
         keep_alive_s: float = inf,
         unread: UnreadBytes | None = None,
@@ -87,6 +93,7 @@ class EventStream:
         self._waiting = waiting
         self._waiting_events = waiting_events or dialect.waiting_events
         self._unread = unread
+        self._write_large = write_large
         self._has_waiting_events = False
         self._next_event_at = -inf
         self._model = model
@@ -146,7 +153,7 @@ class EventStream:
                 await self.before_end()
                 return end
             if is_large(taken):
-                events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
+                events = await self._write_large(self._writer.write, taken)
             else:
                 events = self._writer.write(taken)
             if events:

@@ -182,6 +182,7 @@ class JobService:
             model=job.model,
             keep_alive_s=keep_alive_s,
             unread=caller.unread,
+            write_large=partial(self.offload.write_piece, caller.tenant),
         )
         if pending.is_available:
             notes = AnswerNotes.of(await pending.get())

@@ -6,6 +6,7 @@ Tenants use the threads in turn (`turns`). Small work is done at once, in the ev
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 from fairlead.base.config import Config, Limits
@@ -39,6 +40,8 @@ class Offload:
         self._quotas = quotas
         self._parsing = Threads(PARSING_THREADS, timeout_s=timeout_s)
         self._writing = Threads(WRITING_THREADS, timeout_s=timeout_s)
+        # A stream has begun, so it waits for its turn as long as its client does. Each connection has one.
+        self._streaming = Threads(WRITING_THREADS, timeout_s=inf, most_waiting=config.limits.connections)
         self._encoding = Threads(ENCODING_THREADS, timeout_s=timeout_s)
         self._trying = Threads(TRIALS, timeout_s=timeout_s)
         self._forming = Turns(FORMS, each=FORMS_EACH)
@@ -84,9 +87,9 @@ class Offload:
             return encode(*arguments)
         return await self._encoding.run(caller.tenant, encode, *arguments)
 
-    async def in_thread(self, caller: Caller, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
+    async def in_thread(self, tenant: str, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
         """Call a function that takes milliseconds whatever the size, in a thread, by tenants' turns."""
-        return await self._encoding.run(caller.tenant, function, *arguments)
+        return await self._encoding.run(tenant, function, *arguments)
 
     def form_in_turn(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """Enter the block by tenants' turns, to check the form of an answer and to try its grammar.
@@ -122,3 +125,13 @@ class Offload:
     async def write(self, caller: Caller, write: Callable[..., bytes], *arguments: Any) -> bytes:
         """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""
         return await self._writing.run(caller.tenant, write, *arguments)
+
+    async def write_piece(
+        self, tenant: str, write: Callable[..., bytes], *arguments: Any, abandons: bool = True
+    ) -> bytes:
+        """Call a function that writes a large piece of a stream, in a thread, by tenants' turns.
+
+        A client that reads slowly gets such pieces. `abandons`: when cancelled, do not wait for the thread.
+        Raises what the function raises, and `QueueFull`.
+        """
+        return await self._streaming.run(tenant, write, *arguments, abandons=abandons)

@@ -114,18 +114,20 @@ class Turns:
 class Threads:
     """Threads that run functions in tenants' turns. No call waits longer than `timeout_s` for its turn."""
 
-    def __init__(self, threads: int, *, timeout_s: float) -> None:
-        self.turns = Turns(threads)
+    def __init__(self, threads: int, *, timeout_s: float, most_waiting: int = MAX_WAITING) -> None:
+        self.turns = Turns(threads, most_waiting=most_waiting)
         self._timeout_s = timeout_s
 
-    async def run(self, tenant: str, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Return the function's result. When cancelled, do not wait for the thread to end.
+    async def run(
+        self, tenant: str, call: Callable[..., Result], *arguments: Any, abandons: bool = True
+    ) -> Result:
+        """Return the function's result. When cancelled, do not wait for the thread to end if it `abandons`.
 
         Raises what the function raises, `QueueFull` and `QueueTimeout`.
         """
         limiter = cast(trio.CapacityLimiter, _Limiter(self.turns, tenant, self._timeout_s))
         result, error = await trio.to_thread.run_sync(
-            _attempt, partial(call, *arguments), abandon_on_cancel=True, limiter=limiter
+            _attempt, partial(call, *arguments), abandon_on_cancel=abandons, limiter=limiter
         )
         if error is None:
             return cast(Result, result)

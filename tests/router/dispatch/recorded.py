@@ -11,6 +11,7 @@ from fairlead.base.job import Job, Sampling
 from fairlead.generation.gateway import spec_of
 from fairlead.nodes.limits import NodeLimits
 from fairlead.router.dispatch.effects import Effects, PausedModel
+from fairlead.router.dispatch.queue import Tenant
 from fairlead.router.dispatch.scheduler import Scheduler
 from fairlead.router.dispatch.ticket import LoadRequest, Ticket
 from fairlead.router.swap.policy import SwapReason
@@ -85,11 +86,11 @@ class Ledger:
                 self._count(entry.tenant, entry.cost, entry.team_cost)
         return handles
 
-    def charge(self, tenant: object, cost: float, *, team_cost: float) -> None:
+    def charge(self, tenant: Tenant, cost: float, *, team_cost: float) -> None:
         self._count(tenant, cost, team_cost)
         self._line.charge(tenant, cost, team_cost=team_cost)
 
-    def refund(self, tenant: object, cost: float, *, team_cost: float) -> None:
+    def refund(self, tenant: Tenant, cost: float, *, team_cost: float) -> None:
         self._count(tenant, -cost, -team_cost)
         self._line.refund(tenant, cost, team_cost=team_cost)
 

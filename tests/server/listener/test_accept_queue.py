@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.server.listener import listener
-from fairlead.server.listener.accept_queue import AcceptedConnection, AcceptQueue, RequestTurns
+from fairlead.server.listener.accept_queue import AcceptedConnection, AcceptQueue, ReadingTurns, RequestTurns
 from fairlead.server.listener.callers import Callers, Sender
 from fairlead.server.listener.forwarded import TrustedProxies
 from server.routes.raw_http import get, serving
@@ -205,17 +205,18 @@ async def test_requests_of_one_address_start_in_order_one_per_pass():
     addresses=st.lists(st.sampled_from(["a", "b", "a k"]), min_size=1, max_size=8),
     cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), max_size=6),
 )
-def test_cancelled_request_passes_its_turn_to_the_next(addresses, cancels):
+@pytest.mark.parametrize("new_turns", [RequestTurns, ReadingTurns])
+def test_cancelled_turn_passes_to_the_next(new_turns, addresses, cancels):
     begun: list[int] = []
 
-    async def request(turns: RequestTurns, number: int, scope: trio.CancelScope) -> None:
+    async def request(turns: RequestTurns | ReadingTurns, number: int, scope: trio.CancelScope) -> None:
         with scope:
             address, _, line = addresses[number].partition(" ")
             await turns.wait(address, lambda: line)
             begun.append(number)
 
     async def main() -> None:
-        turns = RequestTurns()
+        turns = new_turns()
         scopes = [trio.CancelScope() for _ in addresses]
         with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
@@ -232,3 +233,56 @@ def test_cancelled_request_passes_its_turn_to_the_next(addresses, cancels):
         assert turns.idle
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_few_pieces_are_read_per_pass_in_turns_of_addresses_and_of_their_lines():
+    turns = ReadingTurns(2)
+    read: list[str] = []
+
+    async def body(address: str, line: str, pieces: int) -> None:
+        for _ in range(pieces):
+            await turns.wait(address, lambda: line)
+            read.append(address + line)
+
+    senders = ["a "] * 20 + ["a k"] * 2 + ["b "] * 2
+    async with trio.open_nursery() as nursery:
+        for sender in senders:
+            nursery.start_soon(body, *sender.split(" "), 3)
+        passes = 0
+        while len(read) < 3 * len(senders):
+            await trio.lowlevel.checkpoint()
+            passes += 1
+            assert len(read) <= 2 * (passes + 1)  # this task may be the last of its pass
+    assert turns.idle
+    first = read[:30]  # of 72; which ones come first of all is chance
+    assert (first.count("b"), first.count("ak")) == (6, 6)
+
+
+async def test_piece_of_a_body_waits_for_one_pass_only_where_nobody_else_sends():
+    turns = ReadingTurns()
+    for _ in range(20):
+        await turns.wait("a", lambda: pytest.fail("there is no need to know who it is"))
+    assert turns.idle
+
+
+async def test_large_bodies_of_one_key_do_not_delay_the_body_of_another_at_its_address(monkeypatch):
+    pieces, ended = 40, []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            return
+        while (await receive())["more_body"]:
+            pass
+        ended.append(key_of(None, scope["headers"]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    body = b"x" * (16 * 1024 * pieces)
+    async with serving(app, callers=Callers(line_of=key_of)) as server:
+        clients = [await server.connect() for _ in range(21)]
+        async with trio.open_nursery() as nursery:
+            for client, key in zip(clients, ["a"] * 20 + ["b"], strict=True):
+                head = get("/", f"X-Key: {key}", f"Content-Length: {len(body)}")
+                nursery.start_soon(client.fetch, head + body)
+    assert ended.index("b") <= 4
+    assert sorted(ended) == ["a"] * 20 + ["b"]

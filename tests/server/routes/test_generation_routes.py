@@ -133,7 +133,9 @@ def streaming(deltas: Deltas) -> object:
         await request.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
-        return stream_response(EventStream(pending, ChatDialect(), Plain(), not_waiting), {})
+        return stream_response(
+            EventStream(pending, ChatDialect(), Plain(), not_waiting, write_large=trio.to_thread.run_sync), {}
+        )
 
     return served(route)
 

@@ -1,6 +1,7 @@
 """The rules of `Turns` by example, a state machine with a simple model and mutants, then `Threads`."""
 
 import threading
+from functools import partial
 
 import pytest
 import trio
@@ -15,9 +16,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from fairlead.base.config import Config, QueueConfig
 from fairlead.base.errors import QueueFull, QueueTimeout
+from fairlead.generation import event_stream
+from fairlead.generation.offload import Offload
 from fairlead.generation.turns import Threads, Turns
+from fairlead.server.responses import background, conversations
 from first_failure import until_first_failure
+from server.routes.responses_client import running
 
 MACHINE_SETTINGS = settings(
     max_examples=100,
@@ -208,6 +214,50 @@ async def test_function_runs_in_a_thread_and_its_result_is_returned():
     assert (threads.turns.running, threads.turns.waiting) == (0, 0)
 
 
+async def test_large_pieces_of_one_tenants_streams_are_written_after_anothers_first():
+    written, gate = [], threading.Event()
+    offload = Offload(Config(models={}), None)
+
+    def write(name):
+        gate.wait()
+        written.append(name)
+        return b""
+
+    async with trio.open_nursery() as nursery:
+        for name in ("a1", "a2", "a3", "a4", "b1"):
+            nursery.start_soon(offload.write_piece, name[0], write, name)
+            await trio.testing.wait_all_tasks_blocked()
+        gate.set()
+    assert written == ["a1", "b1", "a2", "a3", "a4"]
+
+
+async def test_piece_of_a_stream_waits_for_its_turn_as_long_as_it_takes(autojump_clock):
+    offload = Offload(Config(models={}, queue=QueueConfig(timeout_s=1)), None)
+    first = offload._streaming.turns.enter("a")
+    with trio.move_on_after(3600) as waiting:
+        await offload.write_piece("b", bytes)
+    assert waiting.cancelled_caught
+    offload._streaming.turns.leave(first)
+    assert await offload.write_piece("b", bytes) == b""
+
+
+async def test_cancelled_call_waits_for_its_thread_if_it_does_not_abandon_it():
+    threads = Threads(1, timeout_s=60)
+    begun, end, ended = trio.Event(), threading.Event(), []
+
+    def work():
+        trio.from_thread.run_sync(begun.set)
+        end.wait()
+        ended.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(threads.run, "a", work, abandons=False))
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+        end.set()
+    assert ended
+
+
 async def test_cancelled_waiter_frees_its_place():
     threads = Threads(1, timeout_s=60)
     end = threading.Event()
@@ -269,3 +319,37 @@ async def test_refused_turn_raises_queue_full():
         with pytest.raises(QueueFull):
             await threads.run("b", end.wait)
         end.set()
+
+
+# Routes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["stream", "background", "conversation", "tokenizer"])
+async def test_what_is_written_in_a_thread_takes_turns_by_tenant(client, chat, kind, monkeypatch):
+    taken = []
+    run = Threads.run
+
+    async def recorded(threads, tenant, call, *arguments, **options):
+        taken.append(tenant)
+        return await run(threads, tenant, call, *arguments, **options)
+
+    monkeypatch.setattr(Threads, "run", recorded)
+    monkeypatch.setattr(event_stream, "is_large", lambda _: True)
+    monkeypatch.setattr(background, "is_large", lambda _: True)
+    monkeypatch.setattr(conversations, "LARGE_BODY_BYTES", 0)
+    headers = {"X-OpenWebUI-User-Id": "ana"}
+    if kind == "stream":
+        await client.post("/v1/chat/completions", chat(stream=True), headers=headers)
+    elif kind == "background":
+        async with running(client):
+            body = {"model": "small", "input": "a", "background": True}
+            created = (await client.post("/v1/responses", body, headers=headers)).json
+            path = f"/v1/responses/{created['id']}"
+            while (await client.get(path, headers=headers)).json["status"] != "completed":  # noqa: ASYNC110
+                await trio.sleep(0.01)
+    elif kind == "conversation":
+        created = (await client.post("/v1/conversations", {}, headers=headers)).json
+        await client.get(f"/v1/conversations/{created['id']}/items", headers=headers)
+    else:
+        await client.get("/tokenizer_info?model=small", headers=headers)
+    assert set(taken) == {"user/ana"}

@@ -126,7 +126,7 @@ class ServerConnection:
             data = None
             # No checkpoint since `advance`: no wake-up has been missed.
             with trio.CancelScope(deadline=inf if blocked else protocol.deadline) as self._pause:
-                data = await self._receive(is_full=blocked and not protocol.reads_ahead)
+                data = await self._receive(protocol, is_full=blocked and not protocol.reads_ahead)
             if data:
                 self._ahead += len(data)
                 protocol.receive(data)
@@ -136,7 +136,7 @@ class ServerConnection:
             elif trio.current_time() >= self._pause.deadline:
                 await protocol.expire()
 
-    async def _receive(self, *, is_full: bool) -> bytes | None:
+    async def _receive(self, protocol: Protocol, *, is_full: bool) -> bytes | None:
         """Wait for data and return it; empty after a disconnect, None if there is none after all.
 
         `is_full`: no more than `READ_AHEAD_BYTES` can be taken now.
@@ -146,6 +146,8 @@ class ServerConnection:
             return b""
         if not self._new:
             await trio.lowlevel.wait_readable(self._socket)
+            if protocol.reads_body:
+                await protocol.turn_to_read()
         self._new = False
         try:
             return self._socket.recv(RECEIVE_BYTES)

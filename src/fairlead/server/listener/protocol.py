@@ -29,7 +29,7 @@ from hypercorn.utils import suppress_body
 from fairlead.base.config import Limits
 from fairlead.base.formats.headers import http_date
 from fairlead.base.unread import UnreadBytes
-from fairlead.server.listener.accept_queue import RequestTurns
+from fairlead.server.listener.accept_queue import ReadingTurns, RequestTurns
 from fairlead.server.listener.asgi import ClientDisconnected, RequestBodyChannel, Stream
 from fairlead.server.listener.callers import Callers
 from fairlead.server.listener.forwarded import FORWARDED
@@ -62,6 +62,7 @@ class Shared:
     limits: the bounds of connections and requests.
     callers: finds who sends a request.
     turns: the order in which requests begin.
+    reading: the order in which pieces of bodies are read.
     """
 
     app: Any
@@ -71,6 +72,7 @@ class Shared:
     limits: Limits
     callers: Callers
     turns: RequestTurns = field(default_factory=RequestTurns)
+    reading: ReadingTurns = field(default_factory=ReadingTurns)
 
 
 class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not followed
@@ -106,6 +108,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self.connection = StrictConnection(shared.limits.header_bytes)
         self._limits = shared.limits
         self._turns = shared.turns
+        self._reading = shared.reading
+        self._headers: list[tuple[bytes, bytes]] = []  # of the current request
         self._callers = shared.callers
         # Of the current request: the client's address, and whether the request was forwarded.
         self._address: str | None = client[0]
@@ -150,6 +154,16 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     def reads_ahead(self) -> bool:
         """Whether to pass received data to it although it is blocked. It bounds the amount itself."""
         return self._paused
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether what comes next is a piece of a body, or a WebSocket's."""
+        return self._has_upgraded or (self.stream is not None and self.deadline < inf)
+
+    async def turn_to_read(self) -> None:
+        """Wait for the turn of a piece of the current body."""
+        line_of = partial(self._callers.line, self._address, self._headers)
+        await self._reading.wait(self._address or "", line_of)
 
     # The reader's side -----------------------------------------------------------------------------
 
@@ -240,7 +254,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._body_s = self._limits.body_timeout_s
         self.deadline = self._end_of_body()
         path = path_of(request)
-        headers = list(request.headers)
+        headers = self._headers = list(request.headers)
         self._address, self._is_forwarded = self._callers.proxies.client(self.client[0], headers)
         problem = objection(request, headers, self._limits)
         if problem:

@@ -6,7 +6,6 @@ memory, and one that leaves changes nothing.
 """
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import msgspec
 import trio
@@ -22,6 +21,7 @@ from fairlead.dialects.responses.events import ResponseEvents, response_object
 from fairlead.generation.caller import Caller
 from fairlead.generation.event_stream import CutStream, is_large
 from fairlead.generation.job_service import JobService
+from fairlead.generation.offload import Offload
 from fairlead.generation.pending import PendingAnswer
 from fairlead.router.dispatch.estimates import WaitEstimate
 from fairlead.server.responses.archive import ResponseArchive
@@ -90,7 +90,7 @@ class BackgroundRuns:
         pending: PendingAnswer,
     ) -> None:
         """Begin a response; its job was started in the nursery."""
-        run = BackgroundRun(self._store, nursery, response, context)
+        run = BackgroundRun(self._store, nursery, response, context, self._jobs.offload)
         self._runs[response] = run
         run.begin()
         nursery.start_soon(self._follow, run, pending)
@@ -131,10 +131,16 @@ class BackgroundRun:
     nursery: Where all work for it runs.
     response: The response in the store.
     context: Of its answer.
+    offload: Has the threads for large pieces.
     """
 
     def __init__(
-        self, store: ResponseStore, nursery: trio.Nursery, response: StoredResponse, context: AnswerContext
+        self,
+        store: ResponseStore,
+        nursery: trio.Nursery,
+        response: StoredResponse,
+        context: AnswerContext,
+        offload: Offload,
     ) -> None:
         self.response = response
         self.ended = trio.Event()
@@ -142,6 +148,7 @@ class BackgroundRun:
         self._store = store
         self._nursery = nursery
         self._context = context
+        self._offload = offload
         self._writer = ResponseEvents(context)
         self._is_cancelled = False
 
@@ -167,8 +174,13 @@ class BackgroundRun:
             deltas = (await pending.get()).deltas
             self._store.set_document(self.response, encode(response_object(self._context, "in_progress")))
             while taken := await deltas.take():
-                write = partial(self._writer.write, taken)
-                self._add(await trio.to_thread.run_sync(write) if is_large(taken) else write())
+                if is_large(taken):
+                    write = self._offload.write_piece
+                    tenant = self.job.tenant
+                    # Not abandoned: `leave` uses the writer next.
+                    self._add(await write(tenant, self._writer.write, taken, abandons=False))
+                else:
+                    self._add(self._writer.write(taken))
             self._end(self._writer.end())
         except Exception as error:  # noqa: BLE001  # even our own bugs must end the response
             self._fail(hide_bug(error))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-import trio
 from msgspec import Meta
 
 from fairlead.base.errors import InvalidRequest, NotFound, NotServed, quoted
@@ -211,7 +210,8 @@ class ConversationRoutes:
     async def _items(self, request: Request) -> list[Item]:
         document = await self._find(request)
         if len(document) > LARGE_BODY_BYTES:
-            return await trio.to_thread.run_sync(items_of, document)
+            tenant = tenant_so_far(request)
+            return await self._reader.jobs.offload.in_thread(tenant, items_of, document)
         return items_of(document)
 
     async def _find(self, request: Request) -> bytes:

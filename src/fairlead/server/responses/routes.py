@@ -192,7 +192,7 @@ class ResponseRoutes:
                 reason = f"the conversation would be longer than {most} bytes (limits.bodyBytes)"
                 raise invalid_field("conversation", reason)
             if len(document) > LARGE_BODY_BYTES:
-                return await self._jobs.offload.in_thread(caller, items_of, document), len(document)
+                return await self._jobs.offload.in_thread(caller.tenant, items_of, document), len(document)
             return items_of(document), len(document)
         if envelope.previous_response_id is None:
             return [], 0
@@ -205,7 +205,7 @@ class ResponseRoutes:
         texts = [(turn.input, turn.document) for turn in turns]
         size = sum(len(given) + len(document) for given, document in texts)
         if size > LARGE_BODY_BYTES:
-            return await self._jobs.offload.in_thread(caller, history_of, texts), size
+            return await self._jobs.offload.in_thread(caller.tenant, history_of, texts), size
         return history_of(texts), size
 
     async def _prepare(

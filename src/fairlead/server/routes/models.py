@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import trio
 from msgspec.structs import replace
 
 from fairlead.base.config import CommandConfig
@@ -13,6 +12,7 @@ from fairlead.language.checkpoint.checkpoint import open_checkpoint
 from fairlead.language.text.files import read_json
 from fairlead.language.text.model import TextModel
 from fairlead.server.routes.request import Request, Response, json_response
+from fairlead.server.routes.request_caller import tenant_so_far
 
 
 class ModelRoutes:
@@ -21,6 +21,7 @@ class ModelRoutes:
     def __init__(self, jobs: JobService) -> None:
         self._models = jobs.models
         self._services = jobs.services
+        self._offload = jobs.offload
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -47,7 +48,8 @@ class ModelRoutes:
     async def tokenizer_info(self, request: Request) -> Response:
         """Handle `GET /tokenizer_info`, for the model in the query."""
         model = self._models.find_text(request.api_key, request.query("model"))
-        return json_response(await trio.to_thread.run_sync(tokenizer_info, model))
+        in_thread = self._offload.in_thread
+        return json_response(await in_thread(tenant_so_far(request), tokenizer_info, model))
 
     def _card(self, name: str) -> ModelCard:
         """Return a model's entry in the list, with more fields if its tokenizer is known here."""
