@@ -57,21 +57,6 @@ def test_invalid_block_among_valid_ones_changes_nothing(setting, method, wrong):
         assert setting.counts() == (5, 0, 3)
 
 
-def test_freeing_a_block_twice_in_one_call_raises(setting):
-    blocks = setting.pool.get_new_blocks(2)
-    for give_back in (setting.pool.free_blocks, lambda ids: setting.pool.retire(1, ids)):
-        with pytest.raises(ValueError):
-            give_back([*blocks, blocks[0]])
-        assert setting.counts() == (6, 0, 2)
-
-
-def test_freeing_an_evictable_block_raises(setting):
-    blocks = setting.run_and_retire(1, [1, 2])
-    with pytest.raises(ValueError):
-        setting.pool.free_blocks(blocks)
-    assert setting.counts() == (7, 1, 0)
-
-
 def test_blocks_that_slid_out_of_a_window_are_skipped(setting):
     blocks = setting.run([1, 2, 3, 4, 5, 6])
     setting.pool.free_blocks(blocks[:1])

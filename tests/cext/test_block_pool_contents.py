@@ -28,56 +28,6 @@ def test_tenants_with_different_salts_share_nothing(setting):
     assert setting.pool.match_prefix(setting.hashes([1, 2], b"ann"), 9) == []
 
 
-def test_contents_of_freed_blocks_are_forgotten(setting):
-    blocks = setting.run([1, 2, 3, 4])
-    setting.pool.free_blocks(blocks)
-    assert setting.match([1, 2, 3, 4]) == []
-
-
-def test_duplicate_block_is_not_indexed(setting):
-    first, second = setting.run([1, 2]), setting.run([1, 2])
-    assert first == setting.match([1, 2])
-    setting.pool.free_blocks(second)
-    assert first == setting.match([1, 2])
-
-
-def test_indexed_block_is_kept_instead_of_its_duplicate(setting):
-    first, second = setting.run([1, 2]), setting.run([1, 2])
-    setting.pool.retire(2, second)
-    assert setting.counts() == (7, 0, 1)
-    setting.pool.free_blocks(first)
-    assert setting.counts() == (7, 1, 0)
-    assert first == setting.match([1, 2])
-
-
-def test_duplicate_is_indexed_when_kept_after_the_first_is_freed(setting):
-    first, second = setting.run([1, 2]), setting.run([1, 2])
-    setting.pool.free_blocks(first)
-    assert setting.match([1, 2]) == []
-    setting.pool.retire(2, second)
-    assert second == setting.match([1, 2])
-
-
-def test_duplicate_is_indexed_when_cached_again_after_the_first_is_freed(setting):
-    first, second = setting.run([1, 2]), setting.run([1, 2])
-    setting.pool.free_blocks(first)
-    setting.pool.cache_full_blocks(second, array("i", [1, 2]), 0, 1, setting.hashes([1, 2]))
-    assert second == setting.match([1, 2])
-
-
-def test_window_requires_only_the_end_of_a_prefix(setting):
-    tokens = [1, 2, 3, 4, 5, 6, 7, 8]
-    blocks = setting.run(tokens)
-    setting.pool.free_blocks(blocks[:2])
-    setting.pool.retire(1, [-1, -1, *blocks[2:]])
-    assert setting.match(tokens) == []
-    assert setting.match(tokens, window=2) == [-1, -1, *blocks[2:]]
-    assert setting.match(tokens, window=1) == [-1, -1, -1, blocks[3]]
-    assert setting.match(tokens, window=0) == [-1] * 4
-    assert setting.match(tokens, window=3) == []
-    assert setting.match([*tokens[:6], 0, 0], window=1) == [-1, -1, blocks[2]]
-
-
 def test_growing_sequence_caches_each_block_when_it_is_full(setting):
     chain = setting.kind.hashes(HASH_KEY, 2)
     blocks = setting.pool.get_new_blocks(2)

@@ -1,7 +1,5 @@
 """The contract of the queue, on the kernel and its oracle: turns, capacity, handles and arguments."""
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,67 +29,10 @@ def test_tenants_take_turns_however_their_entries_arrived(new_queue, arrival):
 
 
 @both
-def test_returning_tenant_joins_at_the_back_of_the_ring(new_queue):
-    queue = new_queue(capacity=9)
-    names = push_all(queue, "ABBCC")
-    assert names[queue.pop()] == "A"
-    names |= push_all(queue, "A")
-    assert pop_all(queue, names) == "BCABC"
-
-
-@both
-def test_tenant_served_before_the_queue_emptied_goes_after_a_new_one(new_queue):
-    queue = new_queue(capacity=10)
-    names = push_all(queue, "A")
-    served = names[queue.pop()]
-    names |= push_all(queue, "AAAABB")
-    assert served + pop_all(queue, names) == "ABABAAA"
-
-
-@both
-def test_discarding_and_pushing_again_gains_no_turn(new_queue):
-    queue = new_queue(capacity=10)
-    names = push_all(queue, "AAB")
-    queue.pop()
-    queue.discard(list(names)[1])
-    names |= push_all(queue, "A")
-    assert pop_all(queue, names) == "BA"
-
-
-@both
-def test_discarding_an_entry_does_not_cost_the_tenant_its_turn(new_queue):
-    queue = new_queue(capacity=9)
-    names = push_all(queue, "AABB")
-    assert queue.discard(next(iter(names)))
-    assert pop_all(queue, names) == "ABB"
-
-
-@both
 def test_lower_class_waits_until_the_higher_ones_are_empty(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "zZ", priority=7) | push_all(queue, "nn") | push_all(queue, "AAB", priority=0)
     assert pop_all(queue, names) == "ABAnnzZ"
-
-
-@both
-def test_tenant_has_one_line_in_each_class(new_queue):
-    queue = new_queue(capacity=9)
-    low = queue.push("A", priority=2)
-    high = queue.push("A", priority=0)
-    assert (queue.waiting("A"), queue.tenants) == (2, 1)
-    assert [high, low] == [queue.pop(), queue.pop()]
-
-
-@both
-@given(arrival=st.text("ABCDE", min_size=1, max_size=60))
-def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
-    queue = new_queue(capacity=len(arrival))
-    names = push_all(queue, arrival)
-    served = Counter(dict.fromkeys(arrival, 0))
-    while len(queue):
-        served[names[queue.pop()]] += 1
-        backlogged = [served[tenant] for tenant in served if queue.waiting(tenant)]
-        assert not backlogged or max(backlogged) - min(backlogged) <= 1
 
 
 @both
@@ -113,15 +54,6 @@ def test_full_queue_refuses_and_counts_it(new_queue):
     with pytest.raises(QueueFullError):
         queue.push("C")
     assert (len(queue), pushed(queue), queue.refused) == (2, 2, 1)
-
-
-@both
-def test_queue_of_capacity_zero_accepts_only_retries(new_queue):
-    queue = new_queue(capacity=0)
-    with pytest.raises(QueueFullError):
-        queue.push("A")
-    retry = queue.push("A", retried=True)
-    assert retry == queue.pop()
 
 
 @both
@@ -177,16 +109,6 @@ def test_forged_handles_are_not_in_the_queue(new_queue):
 
 
 @both
-def test_clearing_discards_everything_and_leaves_a_queue_that_works(new_queue):
-    queue = new_queue(capacity=100)
-    for priority in range(8):
-        push_all(queue, "ABCA", priority=priority)
-    queue.clear()
-    assert (len(queue), queue.tenants, queue.discarded) == (0, 0, 32)
-    assert pop_all(queue, push_all(queue, "AAB")) == "ABA"
-
-
-@both
 @pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize(
     ("error", "tenant", "cost", "priority"),
@@ -231,52 +153,3 @@ def test_wrong_argument_changes_nothing(new_queue, retried, error, tenant, cost,
 def test_invalid_options_are_refused(new_queue, options):
     with pytest.raises(ValueError):
         new_queue(**{"capacity": 1} | options)
-
-
-# Entries of several pops ---------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
-def test_entry_of_several_pops_takes_a_turn_for_each(new_queue, fairness):
-    queue = new_queue(capacity=9, fairness=fairness)
-    many, later = queue.push("ann", count=3), queue.push("ann")
-    other, last = queue.push("bob"), queue.push("bob")
-    assert queue.ahead(None) == [many, other, many, last, many, later]
-    assert [queue.pop() for _ in range(3)] == [many, other, many]
-    assert queue.entry(many).left == 1
-    assert [queue.pop() for _ in range(3)] == [last, many, later]
-    assert len(queue) == 0
-    assert not queue.discard(many)
-
-
-@both
-def test_each_pop_of_an_entry_is_charged(new_queue):
-    queue = new_queue(capacity=9, fairness="tokens")
-    queue.push("ann", 5.0, count=3)
-    queue.push("bob", 6.0, count=2)
-    counters = []
-    while len(queue):
-        queue.pop()
-        counters.append((queue.counter("ann"), queue.counter("bob")))
-    assert counters == [(5, 0), (5, 6), (10, 6), (10, 12), (15, 12)]
-
-
-@both
-def test_entry_that_has_begun_is_first_in_its_line_and_is_not_displaced(new_queue):
-    queue = new_queue(capacity=2)
-    first, second = queue.push("ann"), queue.push("ann")
-    begun = queue.push("ann", begun=True)  # beyond the capacity
-    assert queue.ahead(None) == [begun, first, second]
-    assert [queue.displace("bob") for _ in range(3)] == [second, first, None]
-    assert begun in queue
-
-
-@both
-def test_entry_is_not_displaced_after_its_first_pop(new_queue):
-    queue = new_queue(capacity=9)
-    waiting = queue.push("ann", count=3)
-    other = queue.push("ann")
-    assert queue.pop() == waiting
-    assert queue.displace("bob") == other
-    assert queue.displace("bob", priority=0) is None

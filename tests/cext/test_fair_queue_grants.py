@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cext import fair_queue_oracle
 from cext.fair_queue_oracle import FairQueueOracle
-from fairlead._cext.fairqueue import FairQueue, QueueFullError
+from fairlead._cext.fairqueue import FairQueue
 
 both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
 fairly = pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
@@ -37,39 +37,6 @@ def test_retry_goes_first_and_uses_no_turn(new_queue, fairness):
     assert pop_all(queue, names) == "aBAB"
 
 
-@both
-@fairly
-def test_as_many_retries_as_failed_pops_go_first_in_their_order(new_queue, fairness):
-    queue = new_queue(capacity=8, fairness=fairness)
-    names = push_all(queue, "AAAABBBB")
-    failed = [queue.pop() for _ in range(4)]
-    assert "".join(names[handle] for handle in failed) == "ABAB"
-    for handle in reversed(failed):
-        names[queue.push(names[handle], retried=True)] = names[handle].lower()
-    assert pop_all(queue, names) == "ababABAB"
-
-
-@both
-def test_retry_is_not_charged_again(new_queue):
-    queue = new_queue(capacity=1, fairness="tokens")
-    queue.push("A", 10.0)
-    queue.pop()
-    charged = queue.counter("A")
-    queue.push("A", 10.0, retried=True)
-    queue.pop()
-    assert (charged, queue.counter("A")) == (10.0, 10.0)
-
-
-@both
-def test_retry_is_never_refused_and_never_displaced(new_queue):
-    queue = new_queue(capacity=2)
-    retries = [queue.push("A", retried=True) for _ in range(4)]
-    assert queue.displace("B") is None
-    with pytest.raises(QueueFullError):
-        queue.push("B")
-    assert retries[::-1] == [queue.pop() for _ in retries]
-
-
 # Displacement --------------------------------------------------------------------------------------
 
 
@@ -80,38 +47,6 @@ def test_newcomer_displaces_the_newest_entry_of_the_longest_line(new_queue, fair
     handles = list(push_all(queue, "BAAAB"))
     assert handles[3] == queue.displace("C")
     assert (len(queue), queue.displaced) == (4, 1)
-
-
-@both
-@fairly
-@pytest.mark.parametrize(("newcomer", "displaces"), [("A", False), ("B", False), ("C", True)])
-def test_only_tenants_two_entries_above_the_newcomer_are_displaced(new_queue, fairness, newcomer, displaces):
-    queue = new_queue(capacity=3, fairness=fairness)
-    push_all(queue, "AAB")
-    assert displaces == (queue.displace(newcomer) is not None)
-
-
-@both
-def test_newcomers_entries_in_other_classes_count(new_queue):
-    queue = new_queue(capacity=5)
-    push_all(queue, "BB", priority=0)
-    push_all(queue, "AAA")
-    assert queue.displace("B") is None
-
-
-@both
-def test_any_entry_of_a_lower_class_may_be_displaced(new_queue):
-    queue = new_queue(capacity=6)
-    push_all(queue, "AAAA")
-    low = list(push_all(queue, "BC", priority=2))
-    assert {queue.displace("A"), queue.push("A") and queue.displace("A")} == set(low)
-
-
-@both
-def test_entries_of_a_higher_class_are_never_displaced(new_queue):
-    queue = new_queue(capacity=4)
-    push_all(queue, "AAAA", priority=0)
-    assert queue.displace("B", priority=1) is None
 
 
 @both
@@ -144,25 +79,6 @@ def test_skipped_entry_blocks_no_other_and_keeps_its_position(new_queue, fairnes
 
 
 @both
-def test_fits_is_called_tenant_by_tenant_in_order_of_arrival(new_queue):
-    queue = new_queue(capacity=9)
-    names = {queue.push(tenant, priority=priority): f"{tenant}{priority}" for tenant, priority in
-             [("A", 1), ("B", 1), ("A", 1), ("A", 0), ("C", 7)]}  # fmt: skip
-    offered = []
-    with pytest.raises(IndexError):
-        queue.pop(lambda handle: offered.append(names[handle]))
-    assert offered == ["A0", "A1", "A1", "B1", "C7"]
-
-
-@both
-def test_turn_is_used_by_the_tenant_of_the_entry_that_left(new_queue):
-    queue = new_queue(capacity=9)
-    names = push_all(queue, "ABCABC")
-    assert names[queue.pop(lambda handle: names[handle] == "B" or None)] == "B"
-    assert pop_all(queue, names) == "ACBAC"
-
-
-@both
 @fairly
 def test_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, fairness):
     queue = new_queue(capacity=40, fairness=fairness)
@@ -176,14 +92,6 @@ def test_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, fai
     assert len(popped) == 8
     assert large == queue.pop(lambda _handle: True)
     assert len(queue.pop_many(10, 10)) == 4
-
-
-@both
-def test_entries_ahead_of_the_head_do_not_count_as_passing_it(new_queue):
-    queue = new_queue(capacity=9, bypass=0)
-    large = queue.push("A")
-    urgent = [queue.push("B", priority=0) for _ in range(3)]
-    assert urgent == [queue.pop(lambda handle: handle != large) for _ in urgent]
 
 
 @both
@@ -201,26 +109,6 @@ def test_batch_fills_the_budget_and_leaves_the_rest(new_queue):
     sizes = {queue.push("A", size=size): size for size in (4, 7, 3, 3, 1)}
     assert [sizes[handle] for handle in queue.pop_many(9, 10)] == [4, 3, 3]
     assert [sizes[handle] for handle in queue.pop_many(9, 8)] == [7, 1]
-
-
-@both
-def test_batch_stops_at_its_count_and_skips_discarded_entries(new_queue):
-    queue = new_queue(capacity=9)
-    handles = [queue.push("A") for _ in range(5)]
-    queue.discard(handles[1])
-    assert [handles[0], handles[2]] == queue.pop_many(2, 10**30)
-    assert queue.pop_many(0, 1) == []
-
-
-@both
-def test_entry_too_large_for_any_batch_blocks_no_caller_and_can_be_discarded(new_queue):
-    queue = new_queue(capacity=40)
-    endless = queue.push("A", size=1000)
-    for _ in range(20):
-        queue.push("B", size=1)
-    assert [len(queue.pop_many(20, 20)) for _ in range(3)] == [8, 0, 0]
-    queue.discard(endless)
-    assert len(queue.pop_many(20, 20)) == 12
 
 
 @both
