@@ -1,7 +1,7 @@
 """Processes in which time and randomness are controlled, and the functions that tests run in them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
@@ -87,14 +87,12 @@ def outcomes_changed_by_false_usage(seed: int) -> list[str]:
     ]
 
 
-def hours_until_caught(mistake: str, hours: int) -> int | None:
-    """Return in which hour a mistake is detected, with its own kinds of fault; None if it is not."""
+def is_caught(mistake: str, seeds: Iterable[int]) -> bool:
+    """Return whether one of the seeds' hours detects a mistake, with its own kinds of fault."""
     from simulation.broken_products import FAULTS_THAT_SHOW
 
-    for seed in range(hours):
-        if run_hour(seed, broken=mistake, kinds=FAULTS_THAT_SHOW[mistake]).problems:
-            return seed + 1
-    return None
+    kinds = FAULTS_THAT_SHOW[mistake]
+    return any(run_hour(seed, broken=mistake, kinds=kinds).problems for seed in seeds)
 
 
 def calls_in(sweep: str) -> int:
