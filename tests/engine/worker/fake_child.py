@@ -103,7 +103,8 @@ class FakeRunner:
 
     def finish(self, number: int) -> None:
         """Sleep or end the process, as the options say."""
-        time.sleep(self._options.get("delay_ms", 0) / 1000)
+        if delay_ms := self._options.get("delay_ms", 0):
+            time.sleep(delay_ms / 1000)
         if number == self._options.get("stuck_in"):
             time.sleep(600)
         if (

@@ -60,6 +60,8 @@ class SimulatedProcesses:
         self.all = [process for process in self.all if not process.is_reaped]
         return [process.pid for process in self.all]
 
+IDLE_S = 0.25  # between two turns without work: less than any watchdog's time
+
 
 class _Turns:
     """A `MessageInbox` that never waits: the process waits between its turns."""
@@ -134,7 +136,7 @@ class SimulatedProcess:
                     await trio.sleep(0.1)
                 with self._aside():
                     loop.turn()
-                await trio.sleep(0.05 if engine.idle else 0.001)
+                await trio.sleep(IDLE_S if engine.idle else 0.001)
 
     async def wait(self) -> int:
         await self._has_ended.wait()
