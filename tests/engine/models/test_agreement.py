@@ -87,6 +87,20 @@ CONFIGS = {
         **SIZES, sliding_window=21, query_pre_attn_scalar=16, layer_types=["sliding_attention"] * 3
     ),
 }
+# How the steps of a text are cut and ordered concerns attention, experts and the cache, not ropes and biases.
+each_attention = pytest.mark.parametrize(
+    "saved",
+    [
+        "llama",
+        "mistral, window",
+        "qwen2, upper layers slide",
+        "qwen3-moe",
+        "mixtral, window, every expert",
+        "gemma3, two windowed layers around a full one",
+        "gemma3, every layer slides",
+    ],
+    indirect=True,
+)
 LENGTHS = (1, 7, 16, 17, 33, 64, 90, 128)  # around block, windows and rope's original 64
 GREEDY = Sampling(max_tokens=24, temperature=0)  # past a block and past the windows of the short prompts
 
@@ -199,6 +213,7 @@ def test_logprobs_match_transformers(pair):
         assert values_by_token == close_to([value for _, value in chosen.top])
 
 
+@each_attention
 def test_text_is_the_same_for_one_prefill_chunk_and_for_many(pair):
     _, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
@@ -207,6 +222,7 @@ def test_text_is_the_same_for_one_prefill_chunk_and_for_many(pair):
     assert expected == generate(loaded, prompts, sampling, max_batched_tokens=9)
 
 
+@each_attention
 def test_text_is_the_same_when_steps_are_launched_ahead(pair):
     _, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
@@ -214,6 +230,7 @@ def test_text_is_the_same_when_steps_are_launched_ahead(pair):
     assert generate(loaded, prompts, sampling) == generate(loaded, prompts, sampling, ahead=True)
 
 
+@each_attention
 def test_greedy_text_is_unchanged_by_prefix_reuse_and_preemptions(pair):
     _, loaded = pair
     shared, sampling = prompt_of(50), Sampling(max_tokens=20, temperature=0)
