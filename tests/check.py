@@ -88,8 +88,10 @@ def _groups(*, fast: bool, only: str | None = None, has_coverage: bool = False) 
     - `has_coverage`: the tests report which lines of the package they have run.
     """
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
-    # Each process has its own files and ports. An idle one takes half of another's remaining tests.
-    in_parallel = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
+    # Each process has its own files and ports. An idle one takes half of another's remaining tests. Many
+    # tests wait for servers, but no unit test: one process more than processors keeps these busy.
+    workers = min(4, (os.cpu_count() or 1) + (not fast))
+    in_parallel = ["-n", str(workers), "--dist", "worksteal", "-q", "-m"]
     in_parallel.append("unit and not slow" if fast else "not alone")
     # The cache is a database, which stubtest opens, too: it finds it locked if both have the same one.
     mypy_cache = ["--cache-dir", ".mypy_cache/mypy"]
