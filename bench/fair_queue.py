@@ -18,8 +18,9 @@ Cancelling is measured in four ways:
 
 `GOALS` say how much longer an operation may take in a longer queue.
 
-With `--against`, it only compares a push with a pop, and a cancel, with those of another build of the kernel:
-both in one process, in turn, so that what else the machine does concerns both.
+With `--against`, it only compares a push with a pop, and a cancel, with those of another build of the kernel,
+and with teams with those without: all in one process, in turn, so that what else the machine does concerns
+all.
 """
 
 import argparse
@@ -197,26 +198,55 @@ def elapsed_ns(work: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> i
     return time.thread_time_ns() - begin_ns
 
 
-def compare(other_build: Path, rounds: int) -> None:
-    """Print the times of this build, of the other and their ratio, for queues without teams."""
+def compare(other_build: Path, rounds: int) -> dict[str, Any]:
+    """Print and return the times of the other build, of this one, and of this one with ten teams.
+
+    The ratios are medians over the rounds: of this build to the other without teams, and of teams to none.
+    """
     loader = ExtensionFileLoader("fairlead._cext.fairqueue", str(other_build))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
     other = module_from_spec(spec)
     loader.exec_module(other)
-    print(f"{'':32} {'waiting':>9} {'before':>12} {'now':>12} {'now/before':>12}   nanoseconds")
+    headings = ("waiting", "before", "now", "now/before", "teams", "teams/none")
+    print(f"{'nanoseconds':32}" + "".join(f" {heading:>11}" for heading in headings))
     gc.disable()
-    for kernel in KERNELS:
+    rows: list[dict[str, Any]] = []
+    for kernel, with_teams in zip(KERNELS, ALL_KERNELS[len(KERNELS) :], strict=True):
         before = type(kernel.__name__, (kernel,), {"new_queue": other.FairQueue})
         for waiting in WAITING[:-1]:
             # The fastest of many rounds is what the code takes; the others are what the machine did besides.
             measured = [
-                [measure_once(each, waiting, seed=i) for each in (before, kernel)] for i in range(rounds)
+                [measure_once(each, waiting, seed=i) for each in (before, kernel, with_teams)]
+                for i in range(rounds)
             ]
             for index, what in enumerate(("push+pop", "cancel")):
-                old, new = (min(both[which][index] for both in measured) for which in (0, 1))
-                ratio = statistics.median(both[1][index] / both[0][index] for both in measured)
-                print(f"{kernel.label + ', ' + what:32} {waiting:9,} {old:12,.1f} {new:12,.1f} {ratio:12.3f}")
+                old, new, teams = (min(one[which][index] for one in measured) for which in range(3))
+                ratio, of_teams = (
+                    statistics.median(one[over][index] / one[under][index] for one in measured)
+                    for over, under in ((1, 0), (2, 1))
+                )
+                row = {
+                    "before_ns": old,
+                    "now_ns": new,
+                    "ratio": ratio,
+                    "teams_ns": teams,
+                    "teams_ratio": of_teams,
+                }
+                print(
+                    f"{kernel.label + ', ' + what:32} {waiting:11,} {old:11,.1f} {new:11,.1f} {ratio:11.3f}"
+                    f" {teams:11,.1f} {of_teams:11.3f}"
+                )
+                rows.append(
+                    {"fairness": kernel.label, "what": what, "waiting": waiting}
+                    | {name: round(value, 3) for name, value in row.items()}
+                )
+    return {
+        "benchmark": "fair_queue, against another build",
+        "machine": machine(),
+        "rounds": rounds,
+        "results": rows,
+    }
 
 
 # The report ----------------------------------------------------------------------------------------
@@ -270,10 +300,10 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with this build of the kernel")
     options = parser.parse_args()
     if options.against:
-        compare(options.against, options.rounds)
-        return
-    result = report(measure(options.rounds), options.rounds)
-    print_tables(result)
+        result = compare(options.against, options.rounds)
+    else:
+        result = report(measure(options.rounds), options.rounds)
+        print_tables(result)
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
