@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead._cext.cpustep import choose, variants
@@ -90,7 +90,6 @@ def filtered_weights(row, temperature, top_k, top_p, least):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=60)
 @given(
     size=st.sampled_from(SIZES),
     seed=st.integers(0, 2**32),
@@ -133,7 +132,6 @@ def masks_of(allowed):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=60)
 @given(
     size=st.sampled_from((*SIZES, 31, 33, 4099)),
     seed=st.integers(0, 2**32),

@@ -4,7 +4,7 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cext import fair_queue_oracle
@@ -122,7 +122,6 @@ def test_negative_count_or_budget_raises(new_queue, count, budget):
 
 
 @both
-@settings(max_examples=30)
 @given(min_share=st.sampled_from([0.05, 0.1, 0.25, 0.33]), lengths=st.tuples(*[st.integers(1, 60)] * 3))
 def test_each_lower_class_that_waits_gets_its_share(new_queue, min_share, lengths):
     queue = new_queue(capacity=200, min_share=min_share)

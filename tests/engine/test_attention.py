@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.models.tiny import SHAPE
@@ -113,7 +113,6 @@ decodes = st.tuples(st.integers(0, 40), st.just(1))
 prefills = st.tuples(st.integers(0, 20), st.integers(2, 20))
 
 
-@settings(max_examples=60)
 @given(
     spans=st.tuples(st.lists(decodes, max_size=4), st.lists(prefills | decodes, max_size=3))
     .map(lambda halves: [*halves[0], *halves[1]])

@@ -146,7 +146,6 @@ def settle(replicas, *, jobs, seats, seconds=800):
     first=st.integers(1, 6),
     last=st.integers(2, 6),
 )
-@settings(max_examples=30)
 def test_number_settles_at_a_constant_load(jobs, seats, low, first, last):
     replicas = started(RULES._replace(min=low, max=last), up=min(first, last))
     wanted = settle(replicas, jobs=jobs, seats=seats)

@@ -236,7 +236,7 @@ def traced():
 def test_mutated_files_are_refused_by_name(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("mutants") / "a.gguf"
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(st.data())
     def check(data):
         check_one_mutant(content, path, data)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.language.structured.grammar import JsonAnswer, RegexAnswer
@@ -294,7 +294,6 @@ ANYTHING = st.recursive(
 
 
 @given(parameters=st.dictionaries(KEYWORDS, ANYTHING, max_size=5), name=st.sampled_from(sorted(WIRE_FORMATS)))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_any_schema_of_a_tool_that_is_not_strict_makes_a_grammar(parameters: Any, name: str) -> None:
     special = vocabulary(name).special
     spec = AnswerSpec(tools=(tool("f", parameters, is_strict=False), tool("g", index=1)), choice="required")

@@ -153,7 +153,6 @@ def usable(name: str, calls: list[Call]) -> list[Call]:
 @formats
 @pytest.mark.parametrize("cut", [characters_of, tokens_of, random_pieces])
 @given(reasoning=words, content=words, calls=calls_of, seed=st.integers(0, 1000))
-@settings(max_examples=25)
 def test_written_answer_is_parsed_back_however_it_is_cut(
     name: str,
     cut: Callable[[str, str, int], list[str]],
@@ -176,7 +175,6 @@ def test_written_answer_is_parsed_back_however_it_is_cut(
 
 @formats
 @given(reasoning=words, calls=calls_of.filter(bool))
-@settings(max_examples=25)
 def test_grammar_accepts_written_calls(name: str, reasoning: str, calls: list[Call]) -> None:
     calls = list(dict(usable(name, calls)).items())
     made = vocabulary(name)

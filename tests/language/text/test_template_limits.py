@@ -6,7 +6,7 @@ import time
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.language.text.chat_template import ChatTemplate
@@ -386,7 +386,6 @@ def texts_of(messages):
 
 @pytest.mark.parametrize("name", LIMITED)
 @given(st.lists(any_message, min_size=1, max_size=7), any_tools)
-@settings(max_examples=40)
 def test_any_conversation_is_taken_and_no_text_of_others_than_the_model_is_lost(name, messages, tools):
     prompt = limited(name).render(messages, tools=tools)
     for text in set(texts_of(messages)):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import processors
 
@@ -42,7 +42,6 @@ def model_of(tmp_path_factory, vocabulary, *, framed=False, template=None):
 
 @pytest.mark.parametrize("framed", [False, True])
 @pytest.mark.parametrize("vocabulary", MAKES)
-@settings(max_examples=30)
 @given(
     repeats=st.integers(1, 60),
     start=st.integers(0, 40),
@@ -90,7 +89,6 @@ def test_limit_without_room_for_a_text_is_refused(tmp_path_factory):
 
 @pytest.mark.parametrize("template", [None, TEMPLATE], ids=["tokenizer", "template"])
 @pytest.mark.parametrize("vocabulary", ["byte_level", "llama"])
-@settings(max_examples=40)
 @given(
     repeats=st.integers(1, 40),
     tokens=st.none() | st.integers(40, LENGTH - 1),

@@ -60,6 +60,7 @@ class SimulatedProcesses:
         self.all = [process for process in self.all if not process.is_reaped]
         return [process.pid for process in self.all]
 
+
 IDLE_S = 0.25  # between two turns without work: less than any watchdog's time
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodes.scripted import STREAM_HEAD, chunk, full_response, head, stream
@@ -61,7 +61,6 @@ def streamed(usages: list[Any]) -> bytes:
     return stream(*(b"data: %s\n\n" % event for event in [*events, b"[DONE]"]))
 
 
-@settings(max_examples=25)
 @given(usages=st.lists(USAGES, min_size=1, max_size=3), streams=st.booleans())
 def test_reported_usage_is_charged_to_its_own_tenant_within_bounds(usages, streams):
     answer = streamed(usages) if streams else whole_answer(usages)
@@ -92,7 +91,6 @@ RUNNING = st.lists(
 LISTINGS = st.fixed_dictionaries({"data": st.lists(st.fixed_dictionaries({"id": VALUES}), max_size=4)})
 
 
-@settings(max_examples=25)
 @given(health=VALUES, running=RUNNING | VALUES, models=LISTINGS | VALUES)
 def test_reports_of_a_node_about_itself_do_not_affect_others(health, running, models):
     async def run_checks(made):

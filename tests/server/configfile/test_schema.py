@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -136,7 +136,6 @@ _FILES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
 @given(_FILES)
 def test_schema_accepts_every_file_that_the_reader_accepts(tmp_path_factory, values):
     file = tmp_path_factory.mktemp("config") / "config.yaml"
