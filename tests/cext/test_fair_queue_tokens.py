@@ -28,22 +28,6 @@ def test_equal_costs_give_the_order_of_round_robin(new_queue, arrival):
 
 
 @both
-def test_tenant_served_before_the_queue_emptied_goes_after_a_new_one(new_queue):
-    queue = new_queue(capacity=10, fairness="tokens")
-    names = push_all(queue, "A")
-    served = names[queue.pop()]
-    names |= push_all(queue, "AAAABB")
-    assert served + pop_all(queue, names) == "ABABAAA"
-
-
-@both
-def test_large_entry_costs_the_same_as_several_small_ones(new_queue):
-    queue = new_queue(capacity=20, fairness="tokens")
-    names = {queue.push("A", 10.0): "A" for _ in range(2)} | {queue.push("b", 2.0): "b" for _ in range(8)}
-    assert pop_all(queue, names) == "AbbbbbAbbb"
-
-
-@both
 def test_idling_earns_no_credit(new_queue):
     queue = new_queue(capacity=20, fairness="tokens")
     names = push_all(queue, "AAAAAA")
@@ -51,16 +35,6 @@ def test_idling_earns_no_credit(new_queue):
         queue.pop()
     names |= push_all(queue, "BBB")
     assert pop_all(queue, names) == "BABAB"
-
-
-@both
-def test_use_beyond_the_estimate_is_charged(new_queue):
-    queue = new_queue(capacity=20, fairness="tokens")
-    names = push_all(queue, "AAABBB")
-    queue.pop()
-    queue.charge("A", 2.0)
-    assert queue.counter("A") == 3.0
-    assert pop_all(queue, names) == "BBBAA"
 
 
 @both
@@ -73,35 +47,6 @@ def test_unused_part_of_the_estimate_is_refunded(new_queue):
     queue.refund("A", 8.0)
     assert (queue.counter("A"), names[queue.pop()]) == (1.0, "B")
     assert names[queue.pop()] == "A"
-
-
-@both
-def test_late_refund_has_the_effect_of_an_early_one(new_queue):
-    counters = []
-    for early in (True, False):
-        queue = new_queue(capacity=90, fairness="tokens")
-        push_all(queue, "A" + "B" * 70, cost=50.0)
-        queue.pop()
-        if early:
-            queue.refund("A", 45.0)
-        while queue.counter("B") < 20.0:
-            queue.pop()
-        queue.push("A")
-        if not early:
-            queue.refund("A", 45.0)
-        counters.append(queue.counter("A"))
-    assert counters[0] == counters[1] == 50.0
-
-
-@both
-def test_refund_of_more_than_was_charged_gives_no_lead(new_queue):
-    queue = new_queue(capacity=90, fairness="tokens")
-    push_all(queue, "BBBB", cost=10.0)
-    queue.pop()
-    queue.push("A")
-    queue.refund("A", 1e6)
-    queue.refund("nobody", 1e6)
-    assert [queue.counter(tenant) for tenant in ("A", "B", "nobody")] == [10.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -139,21 +84,6 @@ def test_counters_are_correct_right_after_the_lowest_tenant_is_discarded(query, 
         left += [names.get(queue.pop(), "another") for _ in range(len(queue))]
         seen.append((result, counters, left, counts(queue)))
     assert seen[1] == seen[0]
-
-
-@both
-def test_discards_during_fits_take_effect_at_once(new_queue):
-    queue = new_queue(capacity=20, fairness="tokens")
-    first, *others = [queue.push(tenant, 5.0) for tenant in "ABBA"]
-
-    def fits(handle):
-        for other in others:
-            queue.discard(other)
-        return True
-
-    assert first == queue.pop(fits)
-    assert queue.counter("new") == 0.0
-    assert queue.counter("A") == 5.0
 
 
 @both
@@ -226,14 +156,3 @@ def test_positions_predict_the_pop_order(arrivals, min_share, fairness):
     handles = [queue.push(tenant, cost, priority=priority) for tenant, priority, cost in arrivals]
     handle_at = {len(queue.ahead(handle)): handle for handle in handles}
     assert [handle_at.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
-
-
-@both
-def test_refund_to_a_tenant_without_a_line_is_no_debt_after_other_refunds(new_queue):
-    queue = new_queue(capacity=3, fairness="tokens")
-    queue.charge("ann", 2.0)
-    queue.push("ann")
-    queue.push("bob", retried=True)
-    queue.refund("bob", 1.0)
-    queue.refund("ann", 2.0)
-    assert queue.counter("bob") == 0.0
