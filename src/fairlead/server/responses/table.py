@@ -1,6 +1,7 @@
 """The rows of the route table for OpenAI's Responses and conversations."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fairlead.dialects.responses.compaction import CompactionDialect
@@ -27,6 +28,8 @@ _PAGE_QUERY = {
     "order": "asc, or desc: the last one first. Default: desc.",
 }
 
+_kept = partial(Route, permission=Permission.KEY, is_versionless=True)
+
 RESPONSE_ROUTES = (
     replace(
         dialect_route(
@@ -48,12 +51,10 @@ RESPONSE_ROUTES = (
         ),
         view=ResponseRoutes.compact,
     ),
-    Route(
+    _kept(
         method="GET",
         path="/v1/responses/{response_id}",
         view=ResponseRoutes.retrieve,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Return a kept response of the same key and user, as it is now.",
         answer=ResponseObject,
         errors=(400, 404, 503),
@@ -62,117 +63,95 @@ RESPONSE_ROUTES = (
             "starting_after": "The sequence number of the last event that the client has. Default: none.",
         },
     ),
-    Route(
+    _kept(
         method="DELETE",
         path="/v1/responses/{response_id}",
         view=ResponseRoutes.delete,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Remove a kept response of the same key and user. One in progress is cancelled.",
         answer=DeletedResponse,
         errors=(404, 503),
     ),
-    Route(
+    _kept(
         method="POST",
         path="/v1/responses/{response_id}/cancel",
         view=ResponseRoutes.cancel_response,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Cancel a response in the background of the same key and user, and return it.",
         answer=ResponseObject,
         errors=(400, 404, 503),
     ),
-    Route(
+    _kept(
         method="GET",
         path="/v1/responses/{response_id}/input_items",
         view=ResponseRoutes.input_items,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="List the input of a kept response of the same key and user, without that of earlier ones.",
         answer=InputItemList,
         errors=(400, 404, 503),
         query=_PAGE_QUERY,
     ),
-    Route(
+    _kept(
         method="POST",
         path="/v1/conversations",
         view=ConversationRoutes.create_conversation,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Make a conversation, which responses continue and add their items to.",
         body=CreateConversationRequest,
         answer=ConversationObject,
         errors=(501, 503),
     ),
-    Route(
+    _kept(
         method="GET",
         path="/v1/conversations/{conversation_id}",
         view=ConversationRoutes.conversation,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Return a conversation of the same key and user, without its items.",
         answer=ConversationObject,
         errors=(404, 503),
     ),
-    Route(
+    _kept(
         method="POST",
         path="/v1/conversations/{conversation_id}",
         view=ConversationRoutes.update_conversation,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Replace the metadata of a conversation of the same key and user.",
         body=UpdateConversationRequest,
         answer=ConversationObject,
         errors=(404, 503),
     ),
-    Route(
+    _kept(
         method="DELETE",
         path="/v1/conversations/{conversation_id}",
         view=ConversationRoutes.delete_conversation,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Remove a conversation of the same key and user. Its responses stay.",
         answer=DeletedConversation,
         errors=(404, 503),
     ),
-    Route(
+    _kept(
         method="POST",
         path="/v1/conversations/{conversation_id}/items",
         view=ConversationRoutes.add_items,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Add items to a conversation of the same key and user, and return them.",
         body=AddItemsRequest,
         answer=InputItemList,
         errors=(404, 503),
     ),
-    Route(
+    _kept(
         method="GET",
         path="/v1/conversations/{conversation_id}/items",
         view=ConversationRoutes.conversation_items,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="List the items of a conversation of the same key and user.",
         answer=InputItemList,
         errors=(400, 404, 503),
         query=_PAGE_QUERY,
     ),
-    Route(
+    _kept(
         method="GET",
         path="/v1/conversations/{conversation_id}/items/{item_id}",
         view=ConversationRoutes.conversation_item,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Return an item of a conversation of the same key and user.",
         answer=dict[str, Any],
         errors=(404, 503),
     ),
-    Route(
+    _kept(
         method="DELETE",
         path="/v1/conversations/{conversation_id}/items/{item_id}",
         view=ConversationRoutes.delete_item,
-        permission=Permission.KEY,
-        is_versionless=True,
         summary="Remove an item of a conversation of the same key and user; return the conversation.",
         answer=ConversationObject,
         errors=(404, 503),
