@@ -3,7 +3,10 @@
 import json
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -23,6 +26,7 @@ KEYS = [
     {"key": "sk-ben", "user": "ben", "team": "blue"},
     {"key": "sk-carl", "user": "carl", "team": "green"},
     {"key": "sk-dora", "user": "dora"},
+    {"key": "sk-portal", "user": "portal", "trusted": True},
     {"key": "sk-olga", "user": "olga", "role": "admin"},
 ]
 PAGES = ("now", "people", "requests", "latency", "errors", "usage", "budgets", "keys", "connect")
@@ -32,8 +36,8 @@ LOOKS = {
     "phone": {"width": 380, "height": 800, "has_touch": True},
     "wide": {"width": 2400, "height": 1200},
 }
-# A page polls each 0.9 s; the rest allows for other tests that run at the same time.
-SHOWN_S = 3.0
+SHOWN_S = 1.0
+CHANGES = 5
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two fronts"])
@@ -98,17 +102,15 @@ def names(page, column=1):
     return set(page.locator(f"#requests tbody td:nth-of-type({column + 1})").all_inner_texts())
 
 
-def test_people_and_requests_are_shown_soon_and_an_operator_cancels(chromium, server):
+def test_people_and_requests_are_shown_and_an_operator_cancels(chromium, server):
     with opened(chromium, server, "olga", "requests") as page, requests(server, "ana", "ben", "carl"):
         until(
             lambda: (
                 len(listed(server, "olga", state="waiting") + listed(server, "olga", state="running")) == 3
             )
         )
-        began = time.monotonic()
         for user, number in (("ana", 0), ("ben", 1), ("carl", 2)):
             expect(page.locator(f'[data-row="{user}-{number}"]')).to_be_visible()
-        assert time.monotonic() - began < SHOWN_S
         row = page.locator('[data-row="ben-1"]')
         row.get_by_role("button").click()
         expect(row.get_by_role("button")).to_have_text("Confirm")
@@ -122,6 +124,126 @@ def test_people_and_requests_are_shown_soon_and_an_operator_cancels(chromium, se
         expect(page.locator('#people [data-row="ana"]')).to_contain_text("red")
         expect(page.locator('#people [data-row="carl"]')).to_contain_text("fair")
         expect(page.locator('#people [data-row="ana"] .limits')).to_contain_text("requests a minute")
+
+
+class Change(NamedTuple):
+    """A change that a page shows.
+
+    page: the page's name.
+    cause: makes the change with this number, from 1, with a server.
+    element: the selector of an element that shows it then.
+    text: the text that the element has; None: any.
+    """
+
+    page: str
+    cause: Callable[[Any, int], object]
+    element: Callable[[int], str]
+    text: Callable[[int], str] | None = None
+
+
+def refused(server, number):
+    body = {"model": "absent", "prompt": "x"}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, headers=bearer("dora")).status_code == 404
+
+
+def asked(server, number):
+    """Send the request of another user, which does not end before the test."""
+    body = {"prompt": "Count from 1 to 90.", "n": 16, "max_tokens": 900, "ignore_eos": True}
+    headers = bearer("portal") | {"X-Request-Id": f"probe-{number}", "X-OpenWebUI-User-Id": f"user{number}"}
+    Thread(
+        target=httpx.post,
+        args=(f"{server.url}/v1/completions",),
+        kwargs={"json": body, "headers": headers, "timeout": 600},
+        daemon=True,
+    ).start()
+    until(lambda: listed(server, "olga", tenant=f"portal/user{number}"))
+
+
+def ended(server, number):
+    answered(server, "dora")
+
+
+def changed(path, **fields):
+    def change(server, number):
+        body = {name: value(number) for name, value in fields.items()}
+        made = httpx.post(f"{server.url}/v1/organization/{path}", json=body, headers=bearer("olga"))
+        assert made.status_code == 200
+
+    return change
+
+
+def cell(table, row, column):
+    return lambda _number: f'#{table} [data-row="{row}"] > :nth-child({column})'
+
+
+SHOWN = {
+    "requests": Change("requests", asked, lambda number: f'#requests [data-row="probe-{number}"]'),
+    "people": Change("people", asked, lambda number: f'#people [data-row="portal/user{number}"]'),
+    "latency": Change("latency", ended, lambda _: "#latency tbody tr:first-child > :nth-child(3)", str),
+    "errors": Change("errors", refused, cell("errors", "model_not_found", 3), str),
+    "budgets": Change(
+        "budgets",
+        changed("budgets", user=lambda _: "erin", tokens_per_day=lambda number: 100 + number),
+        lambda _: "#budgets .limits span:first-child",
+        lambda number: f"tokens a day: 0 of {100 + number}",
+    ),
+    "keys": Change(
+        "keys",
+        changed("api_keys", name=lambda number: f"probe {number}"),
+        lambda _: "#accesses tbody th",
+        lambda number: f"probe {number}",
+    ),
+}
+
+
+def shown_after_s(page, change, server, number):
+    """Make a change; return how many seconds after it the page shows it. The page's own clock is used."""
+    page.evaluate(
+        """([selector, text]) => {
+          const isShown = (each) => text === null || each.textContent.trim() === text;
+          window.shownAt = new Promise((resolve) => {
+            const timer = setInterval(() => {
+              if (![...document.querySelectorAll(selector)].some(isShown)) return;
+              clearInterval(timer);
+              resolve(Date.now() / 1000);
+            }, 10);
+          });
+        }""",
+        [change.element(number), None if change.text is None else change.text(number)],
+    )
+    change.cause(server, number)
+    began = time.time()
+    return page.evaluate("window.shownAt") - began
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_page_is_right_within_a_second_under_the_load_of_three_teams(chromium, server, name):
+    change = SHOWN[name]
+    with opened(chromium, server, "olga", change.page) as page, requests(server, "ana", "ben", "carl"):
+        until(lambda: len(listed(server, "olga", state="waiting")) >= 2)
+        earlier = counted(server, name)
+        try:
+            delays = [
+                shown_after_s(page, change, server, earlier + number) for number in range(1, CHANGES + 1)
+            ]
+        finally:
+            cancel_all(server)
+    # The median, because the machine may stall once for other tests.
+    assert sorted(delays)[CHANGES // 2] < SHOWN_S, delays
+
+
+def counted(server, name):
+    """Return what a page of times has counted before."""
+    timings = httpx.get(f"{server.url}/timings?window=1h", headers=bearer("olga"), timeout=60).json()
+    if name == "latency":
+        return timings["rows"][0]["wait"]["count"] if timings["rows"] else 0
+    return sum(timings["outcomes"].get("model_not_found", [])) if name == "errors" else 0
+
+
+def cancel_all(server):
+    for row in listed(server, "olga"):
+        if row["state"] != "ended" and row["id"].startswith("probe-"):
+            httpx.post(f"{server.url}/v1/requests/{row['id']}/cancel", headers=bearer("olga"), timeout=60)
 
 
 def test_user_sees_only_their_own(chromium, server):

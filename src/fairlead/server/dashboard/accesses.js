@@ -8,7 +8,6 @@ import { once, Table } from "./table.js";
 import { count, date, rate, translate } from "./words.js";
 
 const PATH = "v1/organization/api_keys";
-const EVERY_MS = 10_000;
 const CONFIRM_MS = 5000;
 const DAY_S = 86_400;
 const LIMITS = ["requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month"];
@@ -114,6 +113,6 @@ export function offerAccesses(role) {
 }
 
 addPage("keys", "accesses", {
-  start: () => { reader = poll(`${PATH}?limit=100&order=desc`, EVERY_MS, ({ data }) => table.fill(data)); return reader; },
+  start: () => { reader = poll(`${PATH}?limit=100&order=desc`, ({ data }) => table.fill(data)); return reader; },
   draw: () => table.draw(),
 });

@@ -8,7 +8,6 @@ import { once, Table } from "./table.js";
 import { translate } from "./words.js";
 
 const PATH = "v1/organization/budgets";
-const EVERY_MS = 500;
 const CONFIRM_MS = 5000;
 const LIMITS = ["tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month"];
 
@@ -103,6 +102,6 @@ export function offerBudgets(role) {
 }
 
 addPage("budgets", "budgets", {
-  start: () => { reader = poll(PATH, EVERY_MS, ({ data }) => table.fill(data)); return reader; },
+  start: () => { reader = poll(PATH, ({ data }) => table.fill(data)); return reader; },
   draw: () => table.draw(),
 });

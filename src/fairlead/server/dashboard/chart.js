@@ -35,7 +35,8 @@ export class Chart {
       this.names = names;
       this.remake();
     } else this.plot.setData(this.data());
-    this.caption(null);
+    const { left, idx } = this.plot.cursor;
+    this.caption(left >= 0 ? idx : null);
   }
 
   /** Return what is drawn. Of stacked columns the highest comes first, so that the others are seen before it. */

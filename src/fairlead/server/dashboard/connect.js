@@ -57,6 +57,6 @@ function draw() {
 picker.addEventListener("change", draw);
 document.addEventListener("modelschange", draw);
 addPage("connect", "connect", {
-  start: () => poll("version", EVERY_MS, (found) => { setText(version, found.version); draw(); }),
+  start: () => poll("version", (found) => { setText(version, found.version); draw(); }, EVERY_MS),
   draw,
 });

@@ -6,8 +6,6 @@ import { addPage, poll } from "./router.js";
 import { once, Table } from "./table.js";
 import { count, percent, time, translate } from "./words.js";
 
-const EVERY_MS = 900;
-
 const share = (window) => ({
   head: `share_${window}`,
   number: true,
@@ -46,6 +44,6 @@ const table = new Table(document.querySelector("#people"), [
 ], { keyOf: ({ tenant }) => tenant, empty: "noPeople", label: "people" });
 
 addPage("people", "people", {
-  start: () => poll("tenants", EVERY_MS, ({ data }) => table.fill(data)),
+  start: () => poll("tenants", ({ data }) => table.fill(data)),
   draw: () => table.draw(),
 });

@@ -7,7 +7,6 @@ import { once, Table } from "./table.js";
 import { count, hasText, rate, time, translate } from "./words.js";
 import { clock } from "./chart.js";
 
-const EVERY_MS = 900;
 const CONFIRM_MS = 4000;
 const PAGE = 100;
 const FILTERS = ["state", "model", "tenant", "priority", "node", "outcome"];
@@ -147,6 +146,6 @@ more.addEventListener("click", () => { limit = 1000; reader?.now(); });
 server.addEventListener("key", () => { latest = null; for (const values of Object.values(known)) values.clear(); });
 
 addPage("requests", "requests", {
-  start: () => { reader = poll(path, EVERY_MS, show); return reader; },
+  start: () => { reader = poll(path, show); return reader; },
   draw,
 });

@@ -4,6 +4,8 @@ import { element, setAttribute, setText } from "./element.js";
 import { Refusal, server } from "./server.js";
 import { hasText, translate, wait } from "./words.js";
 
+/** How often a page is read. With the 0.25 s for which servers collect, it is right within a second. */
+export const EVERY_MS = 400;
 const FIRST = "now";
 const RETRY_MS = 2000;
 
@@ -84,11 +86,11 @@ export function wordsOf(error) {
 }
 
 /**
- * Read a path now, and again each `everyMs` while the tab is visible. Call `onData` with what it has. An error
+ * Read a path now, and again `everyMs` after each answer while the tab is visible. Call `onData` with what it has. An error
  * is shown above the page until the next success. `path` may be a function. Returns a function that ends it;
  * its member `now` reads again at once.
  */
-export function poll(path, everyMs, onData) {
+export function poll(path, onData, everyMs = EVERY_MS) {
   let controller = new AbortController();
   let timer = 0;
   let ended = false;

@@ -7,7 +7,6 @@ import { addPage, poll } from "./router.js";
 import { Table } from "./table.js";
 import { count, hasText, milliseconds, time, translate } from "./words.js";
 
-const EVERY_MS = 3000;
 const MEASURES = ["first_token", "token_gap", "wait"];
 const EXPECTED = new Set(["success", "client_left", "cancelled"]);
 const LINES = 5; // the other errors are drawn as one
@@ -23,7 +22,7 @@ function windowed(picker, onData) {
   let reader = null;
   picker.addEventListener("change", () => reader?.now());
   return () => {
-    reader = poll(() => `timings?window=${picker.value}`, EVERY_MS, onData);
+    reader = poll(() => `timings?window=${picker.value}`, onData);
     return reader;
   };
 }

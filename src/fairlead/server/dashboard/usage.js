@@ -9,7 +9,7 @@ import { count, rate, time, translate } from "./words.js";
 
 const DAY_S = 86_400;
 const KINDS = ["completions", "embeddings", "audio_speeches"];
-const EVERY_MS = 60_000;
+const EVERY_MS = 10_000; // the store gets what was used once a second
 const LINES = 5;
 const COST_GROUPS = { model: "line_item", outcome: null, route: null };
 
@@ -95,7 +95,7 @@ function draw() {
   return undefined;
 }
 
-/** Read the usage now, and again once a minute. */
+/** Read the usage now, and again each `EVERY_MS`. */
 function start() {
   let controller = new AbortController();
   let timer = 0;
