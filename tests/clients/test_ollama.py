@@ -66,7 +66,9 @@ def test_text_is_generated(client):
 def test_streamed_text_is_that_of_the_whole_answer(client):
     whole = client.generate(MODEL, QUESTION, options=SHORT)
     pieces = list(client.generate(MODEL, QUESTION, options=SHORT, stream=True))
-    assert len(pieces) > 2
+    # How many there are depends on how fast the client reads.
+    assert [piece.done for piece in pieces] == [*[False] * (len(pieces) - 1), True]
+    assert pieces[0].response
     assert "".join(piece.response for piece in pieces) == whole.response
     assert pieces[-1].eval_count == whole.eval_count
     assert pieces[-1].prompt_eval_count == whole.prompt_eval_count

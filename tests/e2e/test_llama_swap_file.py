@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -207,12 +207,16 @@ def test_key_without_the_model_or_with_a_limit_of_tokens_is_refused(server: Real
 # The loading state --------------------------------------------------------------------------------------
 
 
-def reasoning(server: RealServer, model: str) -> tuple[str, str]:
-    """Return the reasoning and the answer of a streamed chat."""
+def reasoning(server: RealServer, model: str, begun: Callable[[], object] = lambda: None) -> tuple[str, str]:
+    """Return the reasoning and the answer of a streamed chat; call `begun` at its first event."""
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "stream": True}
-    lines = server.http.post("/v1/chat/completions", json={**body, "max_tokens": 5}).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    deltas: list[dict[str, str]] = []
+    with server.http.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": 5}) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                if not deltas:
+                    begun()
+                deltas += [choice["delta"] for choice in json.loads(line[6:])["choices"]]
     return tuple(
         "".join(each.get(name) or "" for each in deltas) for name in ("reasoning_content", "content")
     )
@@ -220,8 +224,11 @@ def reasoning(server: RealServer, model: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("model", ["slow", "demo"])
 def test_streamed_chat_reports_the_load_of_its_model(server: RealServer, model: str):
+    """The load waits for the model before it, so that it takes longer than a report needs to begin."""
     unload(server)
-    reasoning_text, answer = reasoning(server, model)
+    with server.http.stream("GET", "/upstream/mirror/hang") as busy:
+        assert next(busy.iter_raw()) == b"begun"
+        reasoning_text, answer = reasoning(server, model, busy.close)
     assert reasoning_text.startswith(f"Loading the model {model}\n")
     assert "Loaded after" in reasoning_text
     assert answer
