@@ -62,6 +62,29 @@ def test_jobs_ahead_take_the_seats_in_turn():
     assert pytest.approx([prediction.wait_s for prediction in predicted]) == [1.0, 3.0, 4.0]
 
 
+def test_job_behind_short_ones_does_not_wait_for_the_longest_that_runs():
+    running = [RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 1001.0)]
+    predicted = trained_estimator().predict(ahead=[JobSize(0, 10.0)], running=running, seats=2)
+    assert pytest.approx(predicted.wait_s) == 2.0
+
+
+def test_correction_goes_over_from_one_class_of_rounds_to_the_next():
+    """Past waits within a round were as predicted, and those of the next ones three times as long."""
+    made = trained_estimator()
+    for rounds, factor in ((1, 1.0), (2, 3.0)):
+        for _ in range(2 * ENOUGH_ERRORS):
+            made.granted(QuantilePrediction(0.0, 0.0, 10.0, rounds), 10.0 * factor)
+    running = [RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)] * 8
+    ahead = [JobSize(0, 100.0)] * 32
+    scales = []
+    for count in range(len(ahead)):
+        predicted = made.predict(ahead=ahead[:count], running=running, seats=8)
+        scales.append(predicted.wait_s / predicted.work_s)
+    assert scales[0] == pytest.approx(1.0, abs=0.01)
+    assert scales[20:24] == pytest.approx([3.0] * 4, abs=0.1)
+    assert all(-0.05 < further - nearer < 0.35 for nearer, further in pairwise(scales[:24]))
+
+
 def test_if_prompts_and_answers_grow_together_the_time_is_attributed_to_the_answers():
     made = estimate([(JobSize(10 * tokens, tokens), 0.1 * tokens) for tokens in (10, 20, 30)])
     job = RunningJob(JobSize(1, 20.0), running_s=0.0)

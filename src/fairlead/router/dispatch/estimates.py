@@ -129,7 +129,8 @@ class QuantileEstimate:
     Each running job keeps its seat for its remaining time. Then the jobs ahead take the seats in the order in
     which they leave the queue, each for its predicted duration. The result is scaled by the quantiles of
     actual ÷ predicted over past waits of about the same number of rounds of the seats. The error for the next
-    job in turn has little in common with that for the sum of a hundred jobs.
+    job in turn has little in common with that for the sum of a hundred jobs. Between two classes of rounds
+    the scale goes over from one to the other.
 
     Predictions are at least 0, are 0 when a seat is free, and never fall with the position.
     """
@@ -162,34 +163,37 @@ class QuantileEstimate:
         if position <= seats_free:
             return QuantilePrediction(0.0, 0.0, None, 0)
         # After a node went down, more jobs may run than there are seats: the first ones to end free no seat.
-        free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
+        taken_s = self._remaining_s(running)[-seats:]
+        free_after_s = [0.0] * seats_free + taken_s
         heapify(free_after_s)
         oldest_s = max((job.running_s for job in running), default=0.0)
-        # The correction must not estimate a seat before a running job gives it back.
-        wait_s = p90_s = sorted(free_after_s)[min(position, seats) - 1]
+        # The correction must not estimate a seat before a running job gives one back. This job may get one
+        # before the other running jobs end, if the jobs ahead are short.
+        wait_s = p90_s = taken_s[0] if taken_s else 0.0
+        scales = _Scales(self._errors)
         index = 0  # the number of the seat, in the order in which they are given
         for number, taken in enumerate(each):
             for _ in range(taken - 1):  # a job begins when its last seat is free
                 heappop(free_after_s)
             work_s = free_after_s[0]
-            first, index = _rounds(index, seats), index + taken
-            rounds = _rounds(index - 1, seats)
-            # The correction changes with the number of rounds. So that no prediction falls with the position,
-            # it includes that of the last position before each change.
-            if index > seats_free and (index == position or _rounds(index, seats) != first):
-                wait_s = max(wait_s, self._errors.corrected(rounds, work_s, 0.5))
-                p90_s = max(p90_s, wait_s, self._errors.corrected(rounds, work_s, 0.9))
+            index += taken
+            # The scale changes with the position. So that no prediction falls with it, all before count.
+            if index > seats_free:
+                median_s, bound_s = scales.corrected(index - 1, seats, work_s)
+                wait_s = max(wait_s, median_s)
+                p90_s = max(p90_s, wait_s, bound_s)
             if index < position:
                 ends_s = work_s + self._rates.service_s(ahead[number], unknown_s=oldest_s)
                 heapreplace(free_after_s, ends_s)
                 for _ in range(taken - 1):
                     heappush(free_after_s, ends_s)
-        return QuantilePrediction(wait_s, p90_s, work_s, rounds)
+        return QuantilePrediction(wait_s, p90_s, work_s, _rounds(position - 1, seats))
 
     def predict_from(self, waits: ModelWaits, index: int, needed: int = 1) -> QuantilePrediction:
         """Predict the wait of a job with `index` others before it in a surveyed queue; see `predict`.
 
-        Takes the same time however many jobs there are, because the survey has added up their work.
+        Takes the same time however many jobs there are, because the survey has added up their work. Of the
+        positions before, only the last of each class of rounds counts: a prediction may fall a little.
         """
         seats = waits.seats
         ahead, service_s = waits.ahead_of(index)
@@ -198,16 +202,17 @@ class QuantileEstimate:
             return QuantilePrediction(0.0, 0.0, None, 0)
         rounds = _rounds(ahead, seats.seats)
         known = waits.longest_before
-        while len(known) < rounds:  # as in `predict`, no prediction falls with the position
+        scales = _Scales(self._errors)
+        while len(known) < rounds:
             last = seats.seats * (2 ** len(known) - 1) - 1
             longest = known[-1] if known else (0.0, 0.0)
             if last >= seats.seats_free:
                 _, before_s = waits.ahead_of(waits.index_of(last))
-                before = self._corrected(seats, len(known), last, seats.work_s(last, before_s))
+                before = _corrected(scales, seats, last, seats.work_s(last, before_s))
                 longest = max(longest[0], before[0]), max(longest[1], before[1])
             known.append(longest)
         work_s = seats.work_s(ahead, service_s)
-        wait_s, p90_s = self._corrected(seats, rounds, ahead, work_s)
+        wait_s, p90_s = _corrected(scales, seats, ahead, work_s)
         before_s, before_p90_s = known[rounds - 1]
         wait_s = max(wait_s, before_s)
         return QuantilePrediction(wait_s, max(p90_s, before_p90_s, wait_s), work_s, rounds)
@@ -222,10 +227,6 @@ class QuantileEstimate:
 
     def _remaining_s(self, running: Sequence[RunningJob]) -> list[float]:
         return sorted(self._rates.remaining_s(job) for job in running)
-
-    def _corrected(self, seats: SeatWaits, rounds: int, ahead: int, work_s: float) -> tuple[float, float]:
-        wait_s = max(seats.least_s(ahead), self._errors.corrected(rounds, work_s, 0.5))
-        return wait_s, max(wait_s, self._errors.corrected(rounds, work_s, 0.9))
 
 
 class _Rates:
@@ -308,14 +309,61 @@ class _Errors:
         self._all.add(error)
         self._by_rounds[rounds].add(error)
 
-    def corrected(self, rounds: int, work_s: float, share: float) -> float:
-        """Return what an actual wait does not exceed with probability `share`, if `work_s` was predicted."""
-        errors = self._by_rounds.get(rounds, self._all)
-        if len(errors) < ENOUGH_ERRORS:
-            errors = self._all
-        # With too few errors, assume that one wait in ten takes twice as long as predicted.
-        error = errors.quantile(share) if len(errors) >= ENOUGH_ERRORS else math.log(2.0) * (share > 0.5)
-        return max((work_s + NEGLIGIBLE_S) * math.exp(error) - NEGLIGIBLE_S, 0.0)
+    def quantiles(self, rounds: int) -> tuple[float, float] | None:
+        """Return the median and the 90 % quantile; None if there are too few errors."""
+        return _quantiles(self._by_rounds[rounds]) if rounds in self._by_rounds else None
+
+    def all_quantiles(self) -> tuple[float, float]:
+        """Return those of all errors; of too few, assume that one wait in ten takes twice as long."""
+        return _quantiles(self._all) or (0.0, math.log(2.0))
+
+
+class _Scales:
+    """What the waits of one moment are scaled by. The errors of a class are looked up once.
+
+    A class counts fully in the middle of its rounds. From there to the middle of the next one, its part falls
+    with the logarithm of the rounds. With steps instead, the positions around each would all be wrong.
+    """
+
+    def __init__(self, errors: _Errors) -> None:
+        self._errors = errors
+        self._known: dict[int, tuple[float, float] | None] = {}
+        self._all: tuple[float, float] | None = None
+
+    def corrected(self, ahead: int, seats: int, work_s: float) -> tuple[float, float]:
+        """Return the median and the 90 % bound of an actual wait behind so many, of predicted `work_s`."""
+        place = math.log2(ahead / seats + 1) + 0.5
+        rounds = int(place)
+        first, second = self._of(rounds), self._of(rounds + 1)
+        if first is None or second is None:
+            first = second = first or second or self._of_all()
+        part = place - rounds
+        work_s += NEGLIGIBLE_S
+        wait_s, bound_s = (
+            max(work_s * math.exp(one + part * (other - one)) - NEGLIGIBLE_S, 0.0)
+            for one, other in zip(first, second, strict=True)
+        )
+        return wait_s, bound_s
+
+    def _of(self, rounds: int) -> tuple[float, float] | None:
+        if rounds not in self._known:
+            self._known[rounds] = self._errors.quantiles(rounds)
+        return self._known[rounds]
+
+    def _of_all(self) -> tuple[float, float]:
+        if self._all is None:
+            self._all = self._errors.all_quantiles()
+        return self._all
+
+
+def _quantiles(errors: SlidingWindow) -> tuple[float, float] | None:
+    return (errors.quantile(0.5), errors.quantile(0.9)) if len(errors) >= ENOUGH_ERRORS else None
+
+
+def _corrected(scales: _Scales, seats: SeatWaits, ahead: int, work_s: float) -> tuple[float, float]:
+    wait_s, bound_s = scales.corrected(ahead, seats.seats, work_s)
+    wait_s = max(wait_s, seats.least_s(seats.seats_free))
+    return wait_s, max(wait_s, bound_s)
 
 
 def _rounds(ahead: int, seats: int) -> int:
