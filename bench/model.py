@@ -2,7 +2,7 @@
 
     OMP_WAIT_POLICY=PASSIVE python bench/model.py [--models smollm2-135m qwen2.5-0.5b] [--dtype bfloat16]
         [--threads 2] [--rounds 3] [--no-torch] [--variant avx512bf16] [--quantization int4]
-        [--stored q4_0 q4_k_m] [--contexts 160] [--prompts 512]
+        [--stored q4_0 q4_k_m] [--contexts 160] [--batches 1 8 32] [--prompts 512]
         [--json bench/results/model.json]
 
 Models with the shapes of real ones and random weights are saved as checkpoints and loaded as in service, by
@@ -194,7 +194,7 @@ def load_implementations(
     spec: ArchitectureSpec, directory: Path, options: argparse.Namespace
 ) -> list[Implementation]:
     dtype, device = getattr(torch, options.dtype), torch.device("cpu")
-    sequences, length = max(BATCHES), max([*options.contexts, *options.prompts]) + STEPS
+    sequences, length = max(options.batches), max([*options.contexts, *options.prompts]) + STEPS
     blocks = sequences * -(-length // BLOCK_SIZE)
     with Weights(open_checkpoint(directory), dtype=dtype, device=device) as weights:
         step = CpuStep.load(
@@ -315,7 +315,7 @@ def measure(name: str, options: argparse.Namespace, machine: RooflineProbe) -> l
                 print(*(f"{key} {value}" for key, value in result.items()), sep="  ", flush=True)
 
         for context in options.contexts:
-            for batch in BATCHES:
+            for batch in options.batches:
                 for each in implementations:
                     each.fill(batch, context)
                 record(
@@ -350,6 +350,7 @@ def main() -> None:
         "--stored", nargs="+", choices=(*BLOCK_TYPES, "q4_k_m"), default=[], help="types of a GGUF"
     )
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, help="tokens before a decode")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="rows of a decode")
     parser.add_argument("--prompts", nargs="*", type=int, default=PROMPTS, help="tokens of a prefill")
     parser.add_argument("--no-torch", dest="torch", action="store_false", help="skip torch")
     parser.add_argument("--json", type=Path, help="write the result to this file")

@@ -245,6 +245,7 @@ def test_mutated_files_are_refused_by_name(content, tmp_path_factory):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("traced")
 def test_ten_thousand_mutated_files_are_refused_by_name(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("mutants") / "a.gguf"
