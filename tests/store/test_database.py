@@ -1,5 +1,7 @@
 """One suite for SQLite and PostgreSQL: usage is added once, and changes of keys are kept."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -20,6 +22,7 @@ from fairlead.store.records import (
     UsageKey,
     UsageQuery,
 )
+from fairlead.store.sqlite import Sqlite
 
 HOUR = 1_795_870_800  # 2026-11-28, 13:00 UTC
 ANA = UsageKey(HOUR, "key-1", "ana", "research", "small", "/v1/chat/completions", "success")
@@ -274,3 +277,19 @@ def test_store_of_a_later_version_is_refused(open_database):
     with pytest.raises(StoreUnavailable) as caught:
         open_database().keys(-1)
     assert "later version" in caught.value.reason
+
+
+def test_another_connection_of_a_process_leaves_the_locks_of_the_first_to_it(tmp_path):
+    """Without them another process takes itself for the last one, and removes what is not in the file yet."""
+    path = tmp_path / "fairlead.db"
+    first = Sqlite(path).connect()
+    first.execute("CREATE TABLE numbers (number)")
+    second = Sqlite(path).connect()
+    read = f"import sqlite3; c = sqlite3.connect({str(path)!r}); "
+    read += "print(c.execute('SELECT COUNT(*) FROM numbers').fetchone()[0]); c.close()"
+    for number in range(3):
+        first.execute("INSERT INTO numbers VALUES (?)", (number,))
+        shown = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+        assert int(shown.stdout) == number + 1
+    first.close()
+    second.close()

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ class Sqlite:
     def connect(self) -> sqlite3.Connection:
         """Return a connection whose commits survive the end of this process and of the machine."""
         _make_folder(self.path.parent)
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Only a file that is not there: closing another descriptor would drop all locks that connections of
+        # this process have, and another process would remove what they have written.
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         connection = _Limited(
             self.path, timeout=LOCKED_S, isolation_level=None, check_same_thread=False, cached_statements=32
         )
