@@ -249,6 +249,35 @@ def test_prompt_alone_gets_the_whole_step():
     assert [chunk for _, chunk, _ in steps] == [512] * 5 + [440]
 
 
+def test_prompts_have_short_steps_while_another_tenant_is_present():
+    one_token = Sampling(max_tokens=1, ignore_eos=True)
+    tested, steps = engine_and_loop(Machine(pair=0.0), target_step_s=0.05)
+    tested.engine.submit(1, [1, 2], one_token, tenant=2)
+    for key in (2, 3, 4):
+        tested.engine.submit(key, LONG, one_token, tenant=1)
+    tested.run()
+    learned = 5
+    assert max(took_s for *_, took_s in steps[learned:]) < 0.07
+    tested.now_s += 11  # it is not present any more
+    del steps[:]
+    tested.engine.submit(5, LONG[::-1], one_token, tenant=1)
+    tested.run()
+    assert [chunk for _, chunk, _ in steps] == [512] * 5 + [440]
+
+
+def test_new_prompt_of_another_tenant_has_its_part_of_the_step_that_admits_it():
+    one_token = Sampling(max_tokens=1, ignore_eos=True)
+    tested, steps = engine_and_loop(Machine(), target_step_s=0.05)
+    for key in (1, 2):
+        tested.engine.submit(key, LONG[key:], one_token, tenant=1)
+    tested.turn()
+    tested.engine.submit(3, [1, 2, 3], one_token, tenant=2)
+    before = len(steps)
+    while not tested.token_ids_of.get(3):
+        tested.turn()
+    assert len(steps) - before == 1
+
+
 def test_short_prompt_of_another_tenant_does_not_wait_for_the_end_of_long_ones():
     began = {}
     for tenant in (1, 2):

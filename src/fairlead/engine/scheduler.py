@@ -18,7 +18,7 @@ from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 from fairlead.engine.slow_masks import SlowMasks
-from fairlead.engine.step_cost import ChunkTurns, Pace, StepWork
+from fairlead.engine.step_cost import ChunkTurns, Pace, Presence, StepWork
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
 
@@ -30,8 +30,10 @@ class StepScheduler:
     takes, those that were scheduled least recently go first, so none starves. Of the queued sequences, the
     first of the highest class is admitted as soon as it fits; no other overtakes it.
 
-    With `target_step_s`, a step with decodes has only as many tokens of prompts as take that long together,
-    by the measured cost of steps, but at least a block. Tenants whose prompts are computed share them.
+    With `target_step_s`, a step has only as many tokens of prompts as take that long together with its
+    decodes, by the measured cost of steps, but at least a block. Tenants whose prompts are computed share
+    them, and the one whose turn it is to be admitted. A step without decodes is full while only one tenant
+    is present: nobody else waits for its end.
 
     With `even_chunks` a prompt is cut at the same places whatever shares its steps (unless a window's blocks
     run short). It waits for a step with room for a whole chunk; the first in prefill always gets one.
@@ -91,6 +93,9 @@ class StepScheduler:
         is_paced = target_step_s and not even_chunks
         self._pace = Pace(target_step_s, self._block_size) if target_step_s and is_paced else None
         self._turns = ChunkTurns()
+        self._presence = Presence()
+        self._now_s = 0.0
+        self._without_room: Sequence | None = None  # the head of the queue that got no blocks
         self._chunked = 0  # tokens of prompts in the step that is planned
         self._chunk_contexts = 0  # the sum, over these, of the tokens before their chunks
         self._slow_masks = slow_masks
@@ -122,6 +127,7 @@ class StepScheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a new sequence for its tenant's turn. One too long for an empty cache blocks its class."""
+        self._presence.add(sequence.tenant)
         self._queue.append(sequence)
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
@@ -167,6 +173,7 @@ class StepScheduler:
 
         None if there is none, none until a step in flight is committed, or none until a mask is found.
         """
+        self._now_s = now_s
         if self._slow_masks is not None:
             self._slow_masks.begin_step(now_s)
         if self._pace is None:
@@ -228,18 +235,29 @@ class StepScheduler:
             self._extend_decodes(survey.short)
         self._chunked = self._chunk_contexts = 0
         prefills = self._running.in_slots(survey.prefills)
+        newcomer = self._newcomer()
+        sharing = prefills if newcomer is None else [*prefills, newcomer]
+        tenants = {sequence.tenant for sequence in sharing}
         self._chunks_left = self._budget
-        if self._pace is not None and survey.decodes:
+        is_shared = self._presence.is_shared(tenants, self._now_s)
+        if self._pace is not None and (survey.decodes or is_shared):
             context = max((sequence.tokens.computed for sequence in prefills), default=0)
             self._chunks_left = min(self._budget, self._pace.tokens(survey.decodes, context))
-        if self._even_chunk is not None or len({sequence.tenant for sequence in prefills}) < 2:
+        if self._even_chunk is not None or len(tenants) < 2:
             for sequence in prefills:
                 self._schedule_chunk(sequence)
             return
-        wanted = [(one.tenant, one.tokens.num_tokens - one.tokens.computed) for one in prefills]
+        wanted = [(one.tenant, one.tokens.num_tokens - one.tokens.computed) for one in sharing]
         parts = self._turns.divide(self._chunks_left, wanted, self._block_size)
-        for sequence, part in zip(prefills, parts, strict=True):
+        for sequence, part in zip(prefills, parts, strict=False):  # `_start` schedules the newcomer's
             self._schedule_chunk(sequence, part)
+
+    def _newcomer(self) -> Sequence | None:
+        """Return the queued sequence that this step will probably admit, after its chunks are divided."""
+        if self._rows_left <= 0 or not self._running.slots_free:
+            return None
+        head = self._queue.head()
+        return None if head is self._refused or head is self._without_room else head
 
     def _hold_slow(self) -> None:
         """Leave out the sequences that would choose a token in this step, but have to wait for their mask."""
@@ -369,6 +387,7 @@ class StepScheduler:
                 # Its own blocks are in its way: with a window, those of a chunk that was under way.
                 self.memory.give_up(sequence)
                 prefix = self.memory.allocate(sequence)
+            self._without_room = sequence if prefix is None else None
             if prefix is None:
                 return
             self._queue.pop_head()

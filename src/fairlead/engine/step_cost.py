@@ -6,7 +6,9 @@ it attends to. Their costs are estimated while the engine runs, because they dep
 load and the model.
 """
 
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,8 @@ _MOST_UNCERTAINTY = 100.0
 _OUTLIER = 3.0
 # So many steps with chunks are measured before a chunk may be longer than this many blocks.
 _LEARNING_STEPS, _LEARNING_BLOCKS = 3, 4
+# How long a tenant counts as present after its latest sequence was submitted.
+_PRESENCE_S = 10.0
 # Decodes alone may take longer than the target. Then a chunk may add this part of their time, or prompts
 # would get through one block at a time.
 _LEAST_PART = 0.5
@@ -77,7 +81,7 @@ class StepCost:
 
 
 class Pace:
-    """Chooses the tokens of prompts in each step that has decodes, so that it takes about `target_s`.
+    """Chooses the tokens of prompts in a step, so that it takes about `target_s`.
 
     The order of the calls is `begin`, `tokens`, then `planned`, for each step; or `pause` if there is none.
     The time of a step is that from its `begin` to the next. If another step was under way at its `begin`,
@@ -115,6 +119,28 @@ class Pace:
         if self.cost.measured_chunks < _LEARNING_STEPS:
             blocks = min(blocks, _LEARNING_BLOCKS)
         return self._block_size * int(max(1.0, min(blocks, 1e6)))
+
+
+class Presence:
+    """Which tenants have submitted sequences lately."""
+
+    def __init__(self) -> None:
+        self._new: set[Hashable] = set()  # since the latest step
+        self._seen_at_s: OrderedDict[Hashable, float] = OrderedDict()  # the latest one is last
+
+    def add(self, tenant: Hashable) -> None:
+        """Record that a tenant has submitted a sequence."""
+        self._new.add(tenant)
+
+    def is_shared(self, tenants: Collection[Hashable], now_s: float) -> bool:
+        """Return whether there are several tenants, together with those of a step."""
+        for tenant in self._new:
+            self._seen_at_s[tenant] = now_s
+            self._seen_at_s.move_to_end(tenant)
+        self._new.clear()
+        while self._seen_at_s and now_s - next(iter(self._seen_at_s.values())) > _PRESENCE_S:
+            self._seen_at_s.popitem(last=False)
+        return len({*tenants, *islice(self._seen_at_s, 2)}) > 1
 
 
 class ChunkTurns:
