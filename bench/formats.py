@@ -86,7 +86,9 @@ def load_rounded(
     """Load a model with its matrices rounded to a type of a GGUF."""
     tensors.rename(spec.names.renamed)
     spec = tied_as_stored(spec, tensors)
-    matrices: list[tuple[int | None, str]] = [(None, "embedding")] + [(None, "head")] * (not spec.tied)
+    matrices: list[tuple[int | None, str]] = [(None, "embedding")]
+    if not spec.tied:
+        matrices.append((None, "head"))
     matrices += [(layer, name) for layer in range(spec.layers) for name in MATRICES]
     stored = dict.fromkeys(matrices, form)
     model = make_model(spec, "bfloat16", threads=threads, max_batched_tokens=length, stored=stored)
