@@ -10,6 +10,7 @@ failed in an earlier run, which it keeps in `.hypothesis/examples`.
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ settings.register_profile(
 # For `.ci/aarch64`, where an emulated processor runs the kernels' tests.
 settings.register_profile("emulated", settings.get_profile("suite"), max_examples=5)
 settings.load_profile("suite")
+
+# A shell ignores it in what it starts in the background, and so would every process of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

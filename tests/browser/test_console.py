@@ -26,6 +26,7 @@ KEYS = [
     {"key": "sk-ben", "user": "ben", "team": "blue"},
     {"key": "sk-carl", "user": "carl", "team": "green"},
     {"key": "sk-dora", "user": "dora"},
+    {"key": "sk-frida", "user": "frida"},
     {"key": "sk-portal", "user": "portal", "trusted": True},
     {"key": "sk-olga", "user": "olga", "role": "admin"},
 ]
@@ -324,7 +325,7 @@ def test_budget_is_set_reached_raised_and_removed(chromium, server):
     def status():
         body = {"prompt": [5] * 6, "max_tokens": 8, "ignore_eos": True}
         return httpx.post(
-            f"{server.url}/v1/completions", json=body, headers=bearer("dora"), timeout=60
+            f"{server.url}/v1/completions", json=body, headers=bearer("frida"), timeout=60
         ).status_code
 
     with opened(chromium, server, "olga", "budgets") as page:
@@ -333,10 +334,10 @@ def test_budget_is_set_reached_raised_and_removed(chromium, server):
         expect(of_key).to_contain_text("Configuration")
         expect(of_key.get_by_role("button")).to_have_count(0)
         page.get_by_text("Set a budget").first.click()
-        page.locator("#budget-form [name=name]").fill("dora")
+        page.locator("#budget-form [name=name]").fill("frida")
         page.locator("#budget-form [name=tokens_per_day]").fill("10")
         page.locator("#budget-form button").click()
-        row = page.locator("#budgets tbody tr").filter(has_text="dora")
+        row = page.locator("#budgets tbody tr").filter(has_text="frida")
         expect(row).to_contain_text("0 of 10")
         assert [status(), status()] == [200, 429]
         expect(row).to_contain_text("14 of 10")
@@ -344,13 +345,13 @@ def test_budget_is_set_reached_raised_and_removed(chromium, server):
         assert violations(page) == []
         chromium.save_screenshot(page, "console-budget-reached")
         row.get_by_role("button", name="Edit").click()
-        expect(page.locator("#budget-form [name=name]")).to_have_value("dora")
+        expect(page.locator("#budget-form [name=name]")).to_have_value("frida")
         page.locator("#budget-form [name=tokens_per_day]").fill("1000")
         page.locator("#budget-form button").click()
         expect(row).to_contain_text("14 of 1,000")
         assert status() == 200
-        with opened(chromium, server, "dora", "people") as own:
-            expect(own.locator('#people [data-row="dora"] .limits')).to_contain_text("renews")
+        with opened(chromium, server, "frida", "people") as own:
+            expect(own.locator('#people [data-row="frida"] .limits')).to_contain_text("renews")
             expect(own.get_by_role("link", name="Budgets")).to_be_hidden()
         row.get_by_role("button", name="Remove").click()
         expect(row.get_by_role("button", name="Remove")).to_have_text("Confirm")

@@ -83,8 +83,11 @@ class CpuStep:
         tensors.rename(spec.names.renamed)
         spec = tied_as_stored(spec, tensors)
         problem = refusal(spec, tensors.number_type, quantization)
-        if problem is None and (needed := count_weights(spec)) > tensors.count_numbers():
-            problem = f"its sizes are those of {needed} weights, more than the checkpoint has"
+        if problem is None and (needed := count_weights(spec)) > (found := tensors.count_numbers()):
+            problem = (
+                f"hidden_size {spec.hidden_size}, intermediate_size {spec.intermediate_size} and vocab_size"
+                f" {spec.vocab_size} make {needed} weights; the checkpoint has {found}"
+            )
         stored = {} if quantization else choose_stored(spec, tensors, variant)
         if problem is None:
             try:

@@ -5,6 +5,7 @@ written out in plain torch, without any of our layers.
 """
 
 import json
+from functools import partial
 
 import msgspec
 import pytest
@@ -209,11 +210,12 @@ def test_gpu_layers_leave_a_model_with_an_unknown_value_to_torch(directory, fiel
 def test_unknown_kind_of_rotary_embedding_is_refused(directory):
     spec = read_source(directory, device=CPU).spec
     spec = msgspec.structs.replace(spec, ropes=(Rope(theta=1e4, kind="spiral"),) * spec.layers)
-    with Weights(open_checkpoint(directory), dtype=torch.float32, device=CPU) as weights:
-        with pytest.raises(LoadFailed, match="'spiral' are not supported"):
-            Network(spec, weights)
-        with pytest.raises(LoadFailed, match="'spiral' are not supported"):
-            CpuStep.load(spec, weights, threads=1, max_batched_tokens=16)
+    for load_one in (Network, partial(CpuStep.load, threads=1, max_batched_tokens=16)):
+        with (
+            Weights(open_checkpoint(directory), dtype=torch.float32, device=CPU) as weights,
+            pytest.raises(LoadFailed, match="'spiral' are not supported"),
+        ):
+            load_one(spec, weights)
 
 
 def test_torch_runs_what_the_cpu_kernel_refuses_and_the_log_has_the_reason(directory, monkeypatch, caplog):

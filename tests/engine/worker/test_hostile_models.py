@@ -110,7 +110,7 @@ def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(dama
     [
         ({"hidden_size": 1 << 40}, "hidden_size"),
         ({"hidden_size": 1 << 20}, "hidden_size"),
-        ({"hidden_size": 64}, "embed_tokens"),
+        ({"hidden_size": 64}, "hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"num_key_value_heads": 5}, "num_key_value_heads"),
         ({"vocab_size": -1}, "vocab_size"),

@@ -19,6 +19,7 @@ from fairlead.base.config import ApiKey, Config, Limits, ModelConfig, QueueConfi
 from fairlead.base.errors import Cancelled, FairleadError
 from fairlead.base.job import Delta, Job
 from fairlead.base.requester import Requester
+from fairlead.base.telemetry import logs
 from fairlead.generation.gateway import Answer, Gateway
 from fairlead.generation.metrics.job_metrics import JobStatistics
 from fairlead.generation.services import Services
@@ -379,9 +380,15 @@ def chat() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def log() -> Iterator[Any]:
-    """The log entries written while the test runs."""
+    """The log entries written while the test runs.
+
+    Also those of loggers that were used first after another test had configured the log: they keep its list.
+    """
     capture = LogCapture()
-    earlier = structlog.get_config()["processors"]
-    structlog.configure(processors=[structlog.contextvars.merge_contextvars, capture])
+    capturing: Any = [structlog.contextvars.merge_contextvars, capture]
+    earlier, kept = structlog.get_config()["processors"], list(logs._processors)
+    structlog.configure(processors=capturing)
+    logs._processors[:] = capturing
     yield capture.entries
+    logs._processors[:] = kept
     structlog.configure(processors=earlier)
