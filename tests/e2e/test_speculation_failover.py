@@ -17,7 +17,7 @@ from e2e.test_failover import NUMBERS, Stream, retries
 DRAFTS: dict[str, object] = {"speculation": {"ngram": 1, "drafts": 5}}
 PLAIN: dict[str, object] = {}
 PROMPT = "one two three four one two three four one two three four one two"
-LONG = {"model": "fairlead-demo", "prompt": PROMPT, "max_tokens": 500, "ignore_eos": True}
+LONG = {"model": "fairlead-demo", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
 SHAPED = {"model": "fairlead-demo", "prompt": PROMPT, "max_tokens": 6000, "temperature": 1, "seed": 3}
 BODIES: dict[str, dict[str, Any]] = {
     "greedy": LONG | {"temperature": 0},
