@@ -14,10 +14,10 @@ from e2e.own_copy import own_copy
 from e2e.real_server import RealServer, configured, real_server, until
 from e2e.test_failover import NUMBERS, Stream, retries
 
-DRAFTS: dict[str, object] = {"speculation": {"ngram": 1, "drafts": 5}}
+DRAFTS: dict[str, object] = {"speculation": {"ngram": 1, "drafts": 2}}
 PLAIN: dict[str, object] = {}
 PROMPT = "one two three four one two three four one two three four one two"
-LONG = {"model": "fairlead-demo", "prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+LONG = {"model": "fairlead-demo", "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True}
 SHAPED = {"model": "fairlead-demo", "prompt": PROMPT, "max_tokens": 6000, "temperature": 1, "seed": 3}
 BODIES: dict[str, dict[str, Any]] = {
     "greedy": LONG | {"temperature": 0},
