@@ -61,7 +61,7 @@ class _NoEffects:
 
 
 def waiting(tenants: int, *, in_teams: bool, suspends: bool) -> Scheduler:
-    """Return a scheduler whose seats are taken and ripe, and with whom so many tenants wait."""
+    """Return a scheduler in which so many tenants wait; all seats are taken and their quantum is over."""
     effects = cast(Effects, _NoEffects())
     scheduler = Scheduler(
         effects, capacity=2 * tenants + SEATS, random=Random(0), fairness="tokens", suspends=suspends

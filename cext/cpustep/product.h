@@ -228,7 +228,7 @@ static void NAME(some_rows_in_groups)(int rows, const Format *format, const NAME
 
 enum {
     NAME(part) = 256,    /* inputs that are unpacked at once: their weights stay in the first-level cache */
-    NAME(highest) = 3792 /* rows whose sums have room in the scratch, beside a part and its factors */
+    NAME(highest) = 3792 /* rows: the scratch holds their sums, one part and its factors */
 };
 _Static_assert(NAME(highest) *PANEL * sizeof(float) + NAME(part) *PANEL * sizeof(NAME(number)) +
                        NAME(part) / 32 * sizeof(Factors) <=

@@ -31,9 +31,9 @@ class StepScheduler:
     first of the highest class is admitted as soon as it fits; no other overtakes it.
 
     With `target_step_s`, a step has only as many tokens of prompts as take that long together with its
-    decodes, by the measured cost of steps, but at least a block. Tenants whose prompts are computed share
-    them, and the one whose turn it is to be admitted. A step without decodes is full while only one tenant
-    is present: nobody else waits for its end.
+    decodes, by the measured cost of steps, but at least a block. The tenants of running prompts
+    and of the next sequence in the queue get equal parts. While only one tenant is present, a step without
+    decodes is full, because no other tenant waits for its end.
 
     With `even_chunks` a prompt is cut at the same places whatever shares its steps (unless a window's blocks
     run short). It waits for a step with room for a whole chunk; the first in prefill always gets one.

@@ -132,8 +132,8 @@ def main() -> int:
 def _run(trial: Trial, connection: FrameSocket[Trial], exiting: list[int]) -> TrialResult | None:
     """Compile a grammar in a fork, and end that at its limits. Return None if the parent has gone.
 
-    A fork whose result has arrived is added to `exiting`. On a busy machine it may take half a second until
-    it is gone, for which nobody waits.
+    A fork whose result has arrived is added to `exiting` and reaped later. On a busy machine its exit may
+    take half a second, which must not delay the result.
     """
     _reap(exiting)
     ours, theirs = os.pipe()

@@ -27,7 +27,7 @@ def set_budget(client: Client, *, settings: dict[str, Any], as_json: bool) -> in
 
 
 def list_budgets(client: Client, *, as_json: bool) -> int:
-    """Print the budgets, one a line: whose it is, where it is set, and what is used of its limits."""
+    """Print each budget in a line: its key, user or team, where it is set, its limits and what is used."""
     found = _budgets(client)
     if as_json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")

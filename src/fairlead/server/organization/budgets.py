@@ -2,8 +2,8 @@
 
 A budget in the store replaces that of the configuration for the same user or team, until it is removed. A
 change is answered when it is in the store and in force in every front. The budget of a key is shown too, but
-it is set where the key is made. OpenAI's API has one kind of them: the
-spend limit of a project, in cents a month, which here is a team's budget of money.
+it is set where the key is made. OpenAI's API has the spend limit of a project, in cents a month, which here
+is a team's budget of money.
 """
 
 import time
