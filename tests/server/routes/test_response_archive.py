@@ -23,14 +23,23 @@ CONVERSATION = json.dumps({"id": "conv_1", "created_at": 1}).encode()
 
 
 class Kept(KeptResponsesStore):
-    """A store that fails the next `failures` writes after it has done them, as if the answer was lost."""
+    """A store that fails the next `failures` writes after it has done them, as if the answer was lost.
 
+    `meanwhile` is called once, in a write that has its changes already; writes after it take a tenth of a second.
+    """
+
+    meanwhile = None
+    pause_s = 0.0
     failures = 0
     refused = ""  # the id of a response, or of a conversation with another turn, that no table can hold
 
     async def write(self, changes):
         if any(change.row.id == self.refused for change in changes):
             raise InvalidRequest("it has a value that no table can hold")
+        await trio.sleep(self.pause_s)
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile, self.pause_s = None, 0.1
+            meanwhile()
         gone = await super().write(changes)
         if self.failures:
             self.failures -= 1
@@ -102,6 +111,18 @@ async def test_answer_does_not_wait_for_a_store_that_is_away_and_is_written_late
     assert (await other.archive.find("resp_1", "ana")).has_ended
 
 
+async def test_end_during_a_write_of_the_progress_waits_for_its_own_write(fronts):
+    mine, other = fronts
+    response = mine.begin()
+    mine.kept.meanwhile = lambda: mine.end(response)
+    mine.memory.set_document(response, b'{"id":"resp_1","status":"in_progress"}')
+    with trio.fail_after(10):
+        while not response.has_ended:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+    assert (await mine.archive.find("resp_1", "ana")).has_ended
+    assert (await other.archive.find("resp_1", "ana")).has_ended
+
+
 async def test_response_that_no_table_can_hold_loses_no_others(fronts):
     mine, other = fronts
     mine.kept.refused = "resp_2"
@@ -111,9 +132,8 @@ async def test_response_that_no_table_can_hold_loses_no_others(fronts):
     for response in responses:
         mine.memory.begin(response)
         mine.end(response)
-    with trio.fail_after(10):
-        while mine.archive._dirty:  # noqa: ASYNC110
-            await trio.sleep(0.01)
+    for response in responses:
+        await mine.archive.settle(response)
     found = [await other.archive.find(response.id, response.owner) for response in responses]
     assert [each is not None for each in found] == [True, False, True]
 

@@ -51,7 +51,7 @@ class _Progress:
 
     is_stored: its row is.
     events: how many of its events are.
-    written: set when its latest urgent change was written, or could not be.
+    written: set when its latest change was written, or could not be.
     """
 
     def __init__(self) -> None:
@@ -284,11 +284,11 @@ class ResponseArchive:
         progress = self._pending.get(response)
         if progress is None:
             progress = self._pending[response] = _Progress()
+        if response not in self._dirty or progress.written.is_set():
+            progress.written = trio.Event()  # a write that runs now does not have this change
         self._dirty[response] = None
         self._wake.set()
         if response.has_ended or not progress.is_stored:
-            if progress.written.is_set():
-                progress.written = trio.Event()
             self._urgent.set()
 
     async def _write(self) -> None:
@@ -308,6 +308,7 @@ class ResponseArchive:
             ):  # one of them is at fault: each is written alone, so that the others are kept
                 self._dirty = {**dict.fromkeys(changes), **self._dirty}
                 self._alone = len(changes)
+                written.clear()
                 return
             logger.error("response not kept", reason=error.message)  # noqa: TRY400
             for response in changes:  # no table can hold it, now or later
