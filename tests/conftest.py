@@ -21,6 +21,8 @@ import trio.testing
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from fairlead.language.structured import trials
+
 TESTS = Path(__file__).parent
 # The marks of folders; a test has that of the innermost, or "unit".
 MARKS = {
@@ -67,6 +69,9 @@ settings.register_profile(
 # For `.ci/aarch64`, where an emulated processor runs the kernels' tests.
 settings.register_profile("emulated", settings.get_profile("suite"), max_examples=5)
 settings.load_profile("suite")
+
+# The suite's workers keep all processors busy, of which a trial of a grammar gets little.
+trials.BUSY_FACTOR = 150
 
 # A shell ignores it in what it starts in the background, and so would every process of the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

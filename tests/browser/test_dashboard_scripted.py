@@ -206,6 +206,7 @@ def test_buttons_are_offered_to_operators_and_not_to_users(chromium):
     fleet = FakeFleet(["scripted"], node_statuses=[NODE])
     with scripted_server(*keys, fleet=fleet) as (url, _), chromium.open(url, expected="401") as page:
         buttons = page.locator(".row button")
+        expect(page.locator("#key-dialog")).to_be_visible()  # which the first refusal opens
         for key, names in (("sk-user", []), ("sk-operator", ["Log", "Unload", "Drain"]), ("sk-user", [])):
             if not page.locator("#key-dialog").is_visible():
                 page.locator("#key-button").click()

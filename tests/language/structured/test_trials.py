@@ -137,6 +137,21 @@ def test_long_trial_runs_only_while_a_processor_is_idle():
     thread.join()
 
 
+def test_trial_that_gets_no_idle_processor_begins_again_with_an_ordinary_share(monkeypatch):
+    attempts = []
+
+    def watch(trial, _pid, _results, _connection, *, yields):
+        attempts.append((trial.most_s, trial.is_idle, yields))
+        return (TrialResult("no time", is_busy=True) if yields else TrialResult()), False
+
+    monkeypatch.setattr(trial_process, "_watch", watch)
+    asked, connection = socketpair()
+    trial = Trial(GOOD, cpu_s=10, memory_bytes=1 << 40, most_s=60, is_idle=True)
+    with asked, contextlib.closing(FrameSocket(connection, msgspec.msgpack.Decoder(Trial))) as frames:
+        assert trial_process._run(trial, frames, []) == TrialResult()
+    assert attempts == [(10, True, True), (50, False, False)]
+
+
 def test_result_does_not_wait_until_its_fork_is_gone(monkeypatch):
     asked, connection = socketpair()
     ours, theirs = os.pipe()  # a fork is gone when this is closed

@@ -36,6 +36,11 @@ def client(hermes):
     return client_of(hermes)
 
 
+@pytest.fixture(autouse=True)
+def _time_for_all(monkeypatch):
+    monkeypatch.setattr("fairlead.generation.structuring.MOST_ALONE_S", 1000)
+
+
 @pytest.fixture
 def tried(monkeypatch):
     """Return the grammars that were tried."""

@@ -38,10 +38,16 @@ from fairlead.language.structured.vocabulary import token_vocabulary
 CALLS: dict[str, Callable[..., Any]] = {"form": form_answer, "divide": divide_answer}
 NICENESS = 10  # the steps of models come first
 LONG_S = 0.01
-"""A trial that has taken this processor time runs only while a processor is idle. An ordinary one takes 5 ms.
+"""A trial that has taken this processor time goes on while a processor is idle. An ordinary one takes 5 ms.
 
 The lowest priority would not do: a step that wakes up waits for the end of a running process's time slice, of
 some milliseconds, whatever its priority. It does not wait for one that is scheduled as idle.
+"""
+
+IDLE_S = 10.0
+"""How long a trial may have to wait for an idle processor.
+
+Where models keep all processors busy there is none. Then it begins again, at the ordinary priority of trials.
 """
 
 _MOST_EXITING = 8
@@ -130,7 +136,21 @@ def main() -> int:
 
 
 def _run(trial: Trial, connection: FrameSocket[Trial], exiting: list[int]) -> TrialResult | None:
+    """Compile a grammar within its limits. Return None if the parent has gone."""
+    first_s = min(IDLE_S, trial.most_s / 2)
+    result = _attempt(msgspec.structs.replace(trial, most_s=first_s), connection, exiting, yields=True)
+    if result is not None and result.is_busy:
+        rest = msgspec.structs.replace(trial, most_s=trial.most_s - first_s, is_idle=False)
+        result = _attempt(rest, connection, exiting, yields=False)
+    return result
+
+
+def _attempt(
+    trial: Trial, connection: FrameSocket[Trial], exiting: list[int], *, yields: bool
+) -> TrialResult | None:
     """Compile a grammar in a fork, and end that at its limits. Return None if the parent has gone.
+
+    `yields`: from `LONG_S` on, only while a processor is idle.
 
     A fork whose result has arrived is added to `exiting` and reaped later. On a busy machine its exit may
     take half a second, which must not delay the result.
@@ -145,7 +165,7 @@ def _run(trial: Trial, connection: FrameSocket[Trial], exiting: list[int]) -> Tr
     os.close(theirs)
     has_ended = False
     try:
-        result, has_ended = _watch(trial, pid, ours, connection)
+        result, has_ended = _watch(trial, pid, ours, connection, yields=yields)
         return result
     finally:
         os.close(ours)
@@ -164,7 +184,7 @@ def _reap(exiting: list[int]) -> None:
 
 
 def _watch(
-    trial: Trial, pid: int, results: int, connection: FrameSocket[Trial]
+    trial: Trial, pid: int, results: int, connection: FrameSocket[Trial], *, yields: bool
 ) -> tuple[TrialResult | None, bool]:
     """Return the result of a fork, None if the parent has gone, and whether the fork has ended by itself."""
     began_s = time.monotonic()
@@ -172,7 +192,7 @@ def _watch(
     poll = select.poll()
     poll.register(results, select.POLLIN)
     poll.register(connection, 0)  # only that it is closed
-    is_long, received = False, b""
+    received = b""
     while True:
         ready = dict(poll.poll(1000 * _LOOK_S))
         if connection.fileno() in ready:
@@ -187,8 +207,8 @@ def _watch(
         cpu_s = _cpu_s(pid)
         if cpu_s > trial.cpu_s:
             return _too_slow(trial), False
-        if cpu_s > LONG_S and not is_long:
-            is_long = True
+        if cpu_s > LONG_S and yields:
+            yields = False
             _run_while_idle(pid)
         if _memory_bytes(pid) - before_bytes > trial.memory_bytes:
             return _too_large(trial), False
