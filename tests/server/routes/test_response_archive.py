@@ -25,7 +25,7 @@ CONVERSATION = json.dumps({"id": "conv_1", "created_at": 1}).encode()
 class Kept(KeptResponsesStore):
     """A store that fails the next `failures` writes after it has done them, as if the answer was lost.
 
-    `meanwhile` is called once, in a write that has its changes already; writes after it take a tenth of a second.
+    `meanwhile` is called once, in a write that has its changes already; writes after it take 0.1 s.
     """
 
     meanwhile = None
