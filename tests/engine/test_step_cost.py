@@ -98,6 +98,17 @@ def test_chunk_is_at_least_a_block_and_half_of_the_decodes_time_if_they_take_lon
     assert slower.tokens(4, 0) == BLOCK
 
 
+def test_step_that_tenants_share_takes_few_times_what_it_takes_without_prompts():
+    quick = Pace(0.05, BLOCK)
+    run(quick, Machine(step=0.001, decode=0.0001, token=0.00002), 300)
+    alone, shared = quick.tokens(1, 0), quick.tokens(1, 0, is_shared=True)
+    assert alone > 4 * shared
+    assert 0.007 < 0.0011 + shared * 0.00002 < 0.013
+    slow = Pace(0.05, BLOCK)
+    run(slow, Machine(), 300)
+    assert slow.tokens(1, 0, is_shared=True) == slow.tokens(1, 0)
+
+
 def test_first_chunks_are_short_until_their_cost_is_known():
     pace = Pace(0.05, BLOCK)
     pace.begin(0.0)

@@ -242,7 +242,8 @@ class StepScheduler:
         is_shared = self._presence.is_shared(tenants, self._now_s)
         if self._pace is not None and (survey.decodes or is_shared):
             context = max((sequence.tokens.computed for sequence in prefills), default=0)
-            self._chunks_left = min(self._budget, self._pace.tokens(survey.decodes, context))
+            tokens = self._pace.tokens(survey.decodes, context, is_shared=is_shared)
+            self._chunks_left = min(self._budget, tokens)
         if self._even_chunk is not None or len(tenants) < 2:
             for sequence in prefills:
                 self._schedule_chunk(sequence)

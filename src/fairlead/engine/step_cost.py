@@ -31,6 +31,9 @@ _PRESENCE_S = 10.0
 # Decodes alone may take longer than the target. Then a chunk may add this part of their time, or prompts
 # would get through one block at a time.
 _LEAST_PART = 0.5
+# Beside other tenants a step takes at most so many times what it costs without prompts: a longer one is
+# hardly more efficient. But not less than the least target: costs of quick models are hard to estimate.
+_MOST_TIMES, _LEAST_TARGET_S = 10.0, 0.008
 
 
 class StepWork(NamedTuple):
@@ -111,10 +114,16 @@ class Pace:
         """Record that no step was planned: the time until the next one is nobody's."""
         self._begun_at_s = self._measuring = None
 
-    def tokens(self, decodes: int, context: float) -> int:
-        """Return how many tokens of prompts the step may have beside its decodes: at least a block."""
+    def tokens(self, decodes: int, context: float, *, is_shared: bool = False) -> int:
+        """Return how many tokens of prompts the step may have beside its decodes: at least a block.
+
+        `is_shared`: another tenant may wait for its end.
+        """
         alone_s = self.cost.of(StepWork(decodes, 0, 0.0))
-        time_s = max(self._target_s - alone_s, _LEAST_PART * alone_s)
+        target_s = self._target_s
+        if is_shared:
+            target_s = min(target_s, max(_LEAST_TARGET_S, _MOST_TIMES * alone_s))
+        time_s = max(target_s - alone_s, _LEAST_PART * alone_s)
         blocks = self.cost.tokens_within(time_s, context) / self._block_size
         if self.cost.measured_chunks < _LEARNING_STEPS:
             blocks = min(blocks, _LEARNING_BLOCKS)

@@ -53,10 +53,10 @@ class System:
         """Whether there is a dispatcher, which may not take connections yet."""
         return self.scope is not None and not self.scope.cancel_called
 
-    def start_dispatcher(self, *, expected=(), epoch=None, term=None):
+    def start_dispatcher(self, *, queue=None, expected=(), epoch=None, term=None):
         """Start one with the next epoch, or with this one; with a `term` it may raise it."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
-        self.dispatcher = Dispatcher(self.queue, random=Random(0), epoch=self.epoch)
+        self.dispatcher = Dispatcher(queue or self.queue, random=Random(0), epoch=self.epoch)
         self._record_grants(self.dispatcher)
         self.quotas = SharedQuotas()
         self.counts = SharedCounts()

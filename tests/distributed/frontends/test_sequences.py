@@ -2,6 +2,8 @@
 
 from contextlib import asynccontextmanager
 
+import trio
+
 from distributed.frontends.scripted import scripted_dispatcher, scripted_front
 from distributed.frontends.system import System, settle, spec
 from fairlead.base.config import QueueConfig
@@ -73,6 +75,34 @@ async def test_next_dispatcher_goes_on_with_the_sequences_that_are_left(autojump
     assert (granted.number, granted.index) == (1, 3)
     await again.send(wire.EndJob(1, 5))
     assert system.dispatcher.scheduler.node_counts("x").busy == 0
+
+
+async def test_job_that_waits_for_a_quantum_has_the_tokens_of_others_counted_at_once(autojump_clock, nursery):
+    system = System(nursery, {})
+    await started(system, queue=QueueConfig(quantum_s=10.0, quantum_tokens=32))
+    engine(system, 2)
+    front, other = await scripted_front(system, "a"), await scripted_front(system, "b")
+    await front.send(wire.SubmitJob(1, spec("ana", sequences=2)))
+    await trio.sleep(0.1)
+    await other.send(wire.SubmitJob(1, spec("ben")))
+    assert front.of(wire.CountTokens) == [wire.CountTokens()], "it is asked once until it has answered"
+    for tokens, granted in ((60, 0), (64, 1)):
+        await front.send(wire.Progress({1: tokens}))
+        await trio.sleep(0.1)
+        assert len(other.of(wire.SeatGranted)) == granted
+    assert front.of(wire.SequencePaused) == [wire.SequencePaused(1, 1, is_paused=True)]
+
+
+async def test_front_counts_the_tokens_of_its_jobs_when_it_is_asked(autojump_clock, nursery):
+    client, dispatcher = await scripted_dispatcher(
+        nursery, lambda connects: DispatchClient(connects, QueueConfig())
+    )
+    async with client_seat(client, dispatcher, nursery) as seat:
+        seat.begin(lambda: 7)
+        await settle()
+        before = len(dispatcher.of(wire.Progress))
+        await dispatcher.send(wire.CountTokens())
+        assert dispatcher.of(wire.Progress)[before:] == [wire.Progress({1: 7})]
 
 
 async def test_front_declares_which_sequences_run(autojump_clock, nursery):

@@ -106,8 +106,9 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     target_step_s: SecondsOrNone | None = None
     """How long a step should take that has running answers, or while several tenants send requests. It has
     as many tokens of prompts as fit by the measured cost, at least a block of 16. Where the answers alone
-    take longer, prompts add at most half of that. 0: as many as maxBatchedTokens. Default: 50ms on a CPU,
-    25ms on a GPU."""
+    take longer, prompts add at most half of that. While several tenants send requests, a step of a quick
+    model is shorter: ten times as long as without prompts. 0: as many as maxBatchedTokens. Default: 50ms on a
+    CPU, 25ms on a GPU."""
     max_input_tokens: AtLeastOne | None = None
     """Maximum length of a prompt, in tokens."""
     max_output_tokens: AtLeastOne | None = None

@@ -284,10 +284,13 @@ class DispatchClient:
         """Report regularly. End the connection to a dispatcher that was not accepted in time."""
         last = trio.current_time() + wire.SILENCE_S
         while self._link is link or trio.current_time() < last:
-            running = (job for job in self._jobs.values() if job.seat is not None and job.seat.has_begun)
-            link.send(wire.Progress({job.number: job.generated() for job in running}))
+            self._send_progress(link)
             await trio.sleep(wire.HEARTBEAT_S)
         link.close()
+
+    def _send_progress(self, link: FrameLink[wire.ToFront]) -> None:
+        running = (job for job in self._jobs.values() if job.seat is not None and job.seat.has_begun)
+        link.send(wire.Progress({job.number: job.generated() for job in running}))
 
     def _handle(self, link: FrameLink[wire.ToFront], message: wire.ToFront) -> None:
         if self._link is not link and not isinstance(message, wire.Welcome | wire.Standby):
@@ -298,11 +301,10 @@ class DispatchClient:
             case wire.Heartbeat(counters):
                 if counters is not None:
                     self._counters.update(counters)
-            case wire.Answered(number, value, error):
-                if (asked := self._questions.get(number)) is not None:
-                    asked.answer = value
-                    asked.error = None if error is None else error.error()
-                    asked.event.set()
+            case wire.CountTokens():
+                self._send_progress(link)
+            case wire.Answered():
+                self._answered(message)
             case wire.StoredKeys():
                 self.on_keys(message)
             case wire.Standby():  # one that was replaced, or that does not lead
@@ -311,6 +313,12 @@ class DispatchClient:
                 # A job that has ended meanwhile is absent; its `EndJob` is on the way to the dispatcher.
                 if (job := self._jobs.get(message.number)) is not None:
                     job.receive(message)
+
+    def _answered(self, answered: wire.Answered) -> None:
+        if (asked := self._questions.get(answered.number)) is not None:
+            asked.answer = answered.value
+            asked.error = None if answered.error is None else answered.error.error()
+            asked.event.set()
 
     def _welcome(self, link: FrameLink[wire.ToFront], epoch: int, run: str) -> None:
         """Accept a dispatcher, and higher epochs that it takes later; or tell it which one it must exceed."""

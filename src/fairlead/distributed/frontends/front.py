@@ -33,6 +33,10 @@ class FrontJob(Waiter):
         """Return the number of tokens so far."""
         return self.tokens
 
+    def update_generated(self) -> None:
+        """Ask the front for the number of tokens."""
+        self.front.ask_for_tokens()
+
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
         self.front.served.add(self.ticket.job.line)
@@ -85,7 +89,8 @@ class Front:
     """A front: its jobs by number, and its connection, None while it is away.
 
     `served`: the lines of tenants with counters that may have changed since the last heartbeat; one set for
-    all fronts. `has_counters`: whether all counters were sent over this connection.
+    all fronts. `has_counters`: whether all counters were sent over this connection. `is_counting`: it
+    was asked for the tokens of its jobs.
     """
 
     def __init__(self, name: str, served: set[str]) -> None:
@@ -95,6 +100,7 @@ class Front:
         self.undeclared: set[int] = set()
         self.served = served
         self.has_counters = False
+        self.is_counting = False
         self.connections = 0  # so far
         self.orders = 0  # that are being executed
 
@@ -102,6 +108,12 @@ class Front:
         """Send a message; a front that is away gets it when it has connected again."""
         if self.link is not None:
             self.link.send(message)
+
+    def ask_for_tokens(self) -> None:
+        """Ask for the tokens of its jobs, once until the answer has come."""
+        if not self.is_counting:
+            self.is_counting = True
+            self.send(wire.CountTokens())
 
     def refuse(self, reason: str, error: Exception | None = None) -> None:
         """End the connection after a message that a correct front does not send."""

@@ -130,7 +130,7 @@ class FrontServer:
             front.link.close()  # the front has given it up, or it would not have connected again
         front.link = link
         front.connections += 1
-        front.undeclared, front.has_counters = set(front.jobs), False
+        front.undeclared, front.has_counters, front.is_counting = set(front.jobs), False, False
         self._has_front.set()
         link.send(wire.Welcome(self._epoch, self._run_id))
         self._on_front_connected(front)
@@ -177,6 +177,7 @@ class FrontServer:
             case wire.Declared(counters):
                 self._end_declaration(front, counters)
             case wire.Progress(tokens):
+                front.is_counting = False
                 for number, count in tokens.items():
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count

@@ -136,7 +136,10 @@ class EndJob(msgspec.Struct, frozen=True, array_like=True, tag="end"):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """The tokens that running jobs have generated so far, by number. Sent every second, also if empty."""
+    """The tokens that running jobs have generated so far, by number.
+
+    Sent every second, also if empty, and as the answer to `CountTokens`.
+    """
 
     tokens: dict[int, TokenCount]
 
@@ -219,6 +222,10 @@ class SequencePaused(msgspec.Struct, frozen=True, array_like=True, tag="paused")
     is_paused: bool
 
 
+class CountTokens(msgspec.Struct, frozen=True, array_like=True, tag="count"):
+    """Jobs wait for what runs: its `Progress` is needed now."""
+
+
 class JobRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The job gets no seat (any more)."""
 
@@ -267,6 +274,7 @@ ToFront = (
     | SeatGranted
     | SequenceGranted
     | SequencePaused
+    | CountTokens
     | JobRefused
     | JobStopped
     | Answered

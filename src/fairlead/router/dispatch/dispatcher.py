@@ -203,6 +203,7 @@ class Dispatcher:
         self.scheduler.submit(ticket, too_long=self._too_long(job))
         if ticket.state is TicketState.QUEUED:
             waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
+            self._ripening.hurry()
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
         if waiter.error is not None:
             self._load_if_refused(waiter)

@@ -4,6 +4,7 @@ And which seats have been idle for a quantum.
 """
 
 from collections import deque
+from math import inf
 from typing import NamedTuple
 
 import trio
@@ -14,8 +15,8 @@ from fairlead.router.dispatch.ticket import Run, RunState
 from fairlead.router.dispatch.timer import Alarm, Timer
 from fairlead.router.dispatch.waiter import Waiter
 
-LOOKS = 16
-"""How often tokens are counted in a quantum, while jobs wait."""
+LOOKS, HURRIED_LOOKS = 16, 128
+"""How often a quantum is divided by looks at what runs: while nothing waits, and while jobs wait."""
 
 
 class _Growing(NamedTuple):
@@ -38,7 +39,7 @@ class Ripening:
     timer: the dispatcher's.
     queue: the settings.
 
-    Tokens are those of the job, divided by its sequences that run. A front reports them once a second.
+    Tokens are those of the job, divided by its sequences that run. A front is asked for them while jobs wait.
     """
 
     def __init__(self, scheduler: JobScheduler, timer: Timer, queue: QueueConfig) -> None:
@@ -47,6 +48,7 @@ class Ripening:
         self._queue = queue
         self._growing: deque[_Growing] = deque()
         self._alarm: Alarm | None = None
+        self._looked_s, self._looks_again_s = -inf, inf
 
     def add(self, waiter: Waiter, run: Run) -> None:
         """Record that a sequence has begun, or goes on."""
@@ -57,23 +59,42 @@ class Ripening:
         if self._alarm is None or self._alarm.dropped:
             self._look_again()
 
+    def hurry(self) -> None:
+        """Look at once, because a job has come that waits; a moment later if the last look was just now."""
+        soon_s = self._looked_s + self._queue.quantum_s / HURRIED_LOOKS
+        if self._growing and self._looks_again_s > soon_s:
+            if self._alarm is not None:
+                self._alarm.drop()
+            if soon_s > trio.current_time():
+                self._look_at(soon_s)
+            else:
+                self._look()
+
     def _look_again(self) -> None:
-        self._alarm = self._timer.at(trio.current_time() + self._queue.quantum_s / LOOKS, self._look)
+        looks = HURRIED_LOOKS if self._scheduler.waiting() else LOOKS
+        self._look_at(trio.current_time() + self._queue.quantum_s / looks)
+
+    def _look_at(self, time_s: float) -> None:
+        self._looks_again_s = time_s
+        self._alarm = self._timer.at(time_s, self._look)
 
     def _look(self) -> None:
         """Report the sequences that are ripe. While nothing waits, those of the right age are enough."""
-        last_s = trio.current_time() - self._queue.quantum_s
+        self._looked_s = trio.current_time()
+        last_s = self._looked_s - self._queue.quantum_s
         ripe = []
         while self._growing and self._growing[0].since_s <= last_s:
             ripe.append(self._growing.popleft())
         if self._scheduler.waiting():
+            for each in self._growing:
+                each.waiter.update_generated()
             enough = [each for each in self._growing if self._tokens_of(each) >= self._queue.quantum_tokens]
             ripe += enough
             if enough:
                 self._growing = deque(each for each in self._growing if each not in enough)
         if self._growing:
             self._look_again()
-        for each in ripe:
+        for each in reversed(ripe):  # the first one may have to pause at once: the newest
             if _is_current(each):
                 self._scheduler.ripened(each.waiter.ticket, each.run.index)
 

@@ -78,8 +78,11 @@ class Waiter:
         self.error: FairleadError | None = None
 
     def generated(self) -> int:
-        """Return the number of tokens so far."""
+        """Return the number of tokens so far, as it is known here."""
         raise NotImplementedError
+
+    def update_generated(self) -> None:
+        """Have `generated` return the present number soon, where it may be an old one."""
 
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
