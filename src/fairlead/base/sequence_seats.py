@@ -40,13 +40,12 @@ class SequenceSeats:
         self.grants: dict[int, Grant] = {}
         self.suspended: set[int] = set()
         self.begun = 0
-        self._on_end = on_end
+        self._on_end: Callable[[int], None] | None = on_end
         self._runner: SequenceRunner | None = None
-        self._is_closed = False
 
     def grant(self, index: int, grant: Grant) -> None:
         """Give a sequence a seat."""
-        if self._is_closed or index < self.begun:  # a message that was repeated
+        if self._on_end is None or index < self.begun:  # a message that was repeated
             return
         self.grants[index] = grant
         self.begun = index + 1
@@ -78,13 +77,12 @@ class SequenceSeats:
     def end(self, index: int) -> None:
         """Give the seat of a sequence back that has ended."""
         self.suspended.discard(index)
-        if self.grants.pop(index, None) is not None and not self._is_closed:
+        if self.grants.pop(index, None) is not None and self._on_end is not None:
             self._on_end(index)
 
     def close(self) -> None:
-        """Tell nobody anything any more: the attempt is over."""
-        self._runner = None
-        self._is_closed = True
+        """Tell nobody anything any more, and refer to nobody: the attempt is over."""
+        self._runner = self._on_end = None
 
 
 def all_at_once(grant: Grant, sequences: int) -> SequenceSeats:

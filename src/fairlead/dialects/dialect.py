@@ -7,7 +7,7 @@ this package, and give it a row in the route table. A `RelayDialect` is for mode
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
-from functools import cached_property
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -295,15 +295,16 @@ class Dialect(RelayDialect):
 
     def unread(self, body: bytes) -> tuple[str, ...]:
         """Return the names of the fields of a decoded body that nothing reads."""
-        return unread_fields(body, self._known_fields)
-
-    @cached_property
-    def _known_fields(self) -> frozenset[str]:
-        return known_fields(self.body_type, self.refused_fields or ())
+        return unread_fields(body, _known_fields(type(self)))
 
     @abstractmethod
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
+
+
+@cache
+def _known_fields(dialect: type[Dialect]) -> frozenset[str]:
+    return known_fields(dialect.body_type, dialect.refused_fields or ())
 
 
 class CountingDialect(RelayDialect):

@@ -1,5 +1,8 @@
 """Sequences pause for tenants that hold fewer seats than their share, and for classes that preempt."""
 
+import gc
+import weakref
+
 import pytest
 import trio
 import trio.testing
@@ -252,3 +255,18 @@ def test_node_that_follows_late_learns_what_is_suspended():
     seats.end(0)
     seats.pause(0, is_paused=True)
     assert runner.calls == [("start", 0), ("suspend", 0), ("resume", 0)]
+
+
+async def test_seat_is_freed_without_the_garbage_collector(autojump_clock, nursery):
+    dispatcher = Dispatcher(QueueConfig())
+    nursery.start_soon(dispatcher.run)
+    dispatcher.scheduler.node_up(*FakeNode(), engine_limits(2))
+    gc.disable()
+    try:
+        async with dispatcher.seat(job("A").job) as seat:
+            seats = weakref.ref(seat.sequences)
+        del seat
+        await trio.sleep(10)  # until no quantum of it is counted any more
+        assert seats() is None
+    finally:
+        gc.enable()

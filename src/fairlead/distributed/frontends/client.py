@@ -164,6 +164,7 @@ class DispatchClient:
                 yield RemoteSeat(self, job)
             finally:
                 del self._jobs[job.number]
+                job.sequences.close()
                 self.send(wire.EndJob(job.number, job.generated(), job.has_failed))
         if job.error is not None:
             raise job.error

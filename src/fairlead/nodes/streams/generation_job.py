@@ -85,9 +85,9 @@ class GenerationJob:
             choice.resume()
 
     def abort(self) -> None:
-        """Abort the choices that have not ended."""
-        for choice in self._started.values():
-            choice.abort()
+        """Abort the choices that have not ended, and refer to none any more."""
+        while self._started:
+            self._started.popitem()[1].abort()
 
     def _end(self, index: int) -> None:
         del self._started[index]

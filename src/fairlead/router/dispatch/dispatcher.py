@@ -185,6 +185,7 @@ class Dispatcher:
                 yield Seat(self, waiter, await waiter.wait())
             finally:
                 self.end(waiter)
+                waiter.seats.close()
         if waiter.error is not None:
             raise waiter.error
 

@@ -93,6 +93,9 @@ class ServerConnection:
         finally:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
+            protocol, self._protocol = self._protocol, None
+            if protocol is not None:
+                protocol.dispose()
 
     def drain(self) -> None:
         """End the connection if it is idle; else the current response is its last."""
