@@ -6,7 +6,8 @@ from unittest.mock import patch
 
 import trio
 
-from fairlead.language.structured.trial_process import CALLS, TrialResult
+from fairlead.language.structured.trial_messages import TrialResult
+from fairlead.language.structured.trial_process import CALLS
 from fairlead.language.structured.trials import GrammarTrials
 from settings.cases import setting
 from settings.queue_settings import RELAY_NODE

@@ -13,7 +13,7 @@ from fairlead.base.config import Config, Limits
 from fairlead.base.errors import QueueFull
 from fairlead.generation.caller import Caller
 from fairlead.generation.turns import RETRY_S, Threads, Turns, in_turn
-from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trial_messages import TrialResult
 from fairlead.language.structured.trials import GrammarTrials, TrialFailed
 from fairlead.router.quotas.key_quotas import KeyQuotas
 

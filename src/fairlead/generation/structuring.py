@@ -18,7 +18,7 @@ from fairlead.language.structured.form_values import encode_values
 from fairlead.language.structured.forming import Formed, field_of
 from fairlead.language.structured.grammar import PLAIN, ReasoningState
 from fairlead.language.structured.request import AnswerPart, AnswerSpec
-from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trial_messages import TrialResult
 from fairlead.language.structured.trials import TrialRefused
 from fairlead.language.text.model import TextModel
 

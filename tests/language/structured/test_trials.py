@@ -18,7 +18,7 @@ from fairlead.language.structured.compiler import GrammarRefused, compile_gramma
 from fairlead.language.structured.forming import form_answer
 from fairlead.language.structured.grammar import PLAIN, ChoiceAnswer, JsonAnswer, answer_grammar
 from fairlead.language.structured.request import AnswerSpec
-from fairlead.language.structured.trial_process import Trial, TrialResult
+from fairlead.language.structured.trial_messages import Trial, TrialResult
 from fairlead.language.structured.trials import GrammarTrials, TrialFailed, TrialRefused
 from language.structured.words import lark
 

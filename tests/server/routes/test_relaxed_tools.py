@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fairlead.language.structured.trial_process import TrialResult
+from fairlead.language.structured.trial_messages import TrialResult
 from fairlead.language.structured.trials import GrammarTrials
 from fairlead.server.auth.cors import EXPOSED
 from server.routes.conftest import client_of, small_model

@@ -24,6 +24,7 @@ from fairlead.base import messages
 from fairlead.base.config import ConfigError
 from fairlead.base.errors import LoadFailed
 from fairlead.base.frames import FrameSocket, PeerGone
+from fairlead.base.runtime import gc_tuning
 from fairlead.base.runtime.compilers import explained
 from fairlead.engine.worker.lifeline import end_with_parent
 
@@ -40,6 +41,7 @@ Load = Callable[[messages.WorkerSpec, Report], "LoadedModel"]
 
 def main(load: Load | None = None) -> int:
     """Run a child on the socket with descriptor `--fd`; return its exit status."""
+    gc_tuning.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # sent by the parent if a step does not end
@@ -98,6 +100,7 @@ def _load_and_run(  # noqa: RET503  the loop does not return
     _tokenizer.cache_clear()  # it may take a hundred megabytes
     engine, ready = _engine(model, spec, compiler), _ready(model)
     listener.listen(MOST_CLIENTS)
+    gc_tuning.freeze()  # a full collection would be a pause for all sequences
     with contextlib.closing(SharedChannel(parent, listener, ready, spec.first_grant)) as channel:
         parent.send(ready)
         Loop(engine, model.runner, channel).run()  # until `PeerGone`

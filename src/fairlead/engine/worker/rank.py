@@ -18,6 +18,7 @@ import torch
 from fairlead.base.config import ConfigError
 from fairlead.base.errors import LoadFailed
 from fairlead.base.frames import FrameSocket, PeerGone
+from fairlead.base.runtime import gc_tuning
 from fairlead.base.runtime.compilers import explained
 from fairlead.engine import process_groups
 from fairlead.engine.loading import load_runner
@@ -67,6 +68,7 @@ def run(connection: Connection) -> NoReturn:
     assert isinstance(start, StartRank)
     ranks = Ranks(start.rank, start.spec.parallel)
     follower = _load(start, ranks, connection)
+    gc_tuning.freeze()  # as rank 0 does, which would wait
     while True:
         message = connection.receive()
         assert not isinstance(message, StartRank)

@@ -17,7 +17,7 @@ import msgspec
 
 from fairlead.base.frames import FrameSocket, PeerGone
 from fairlead.language.structured.form_values import decode_values, encode_values
-from fairlead.language.structured.trial_process import Trial, TrialResult
+from fairlead.language.structured.trial_messages import Trial, TrialResult
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.language.structured.trial_process")
 CPU_S = 2.0

@@ -16,6 +16,7 @@ from typing import Literal
 from cyclopts import App, CycloptsError
 
 from fairlead.base.config import ConfigError
+from fairlead.base.runtime import gc_tuning
 from fairlead.base.runtime.compilers import ADVICE
 from fairlead.base.runtime.environment import remove_empty
 from fairlead.nodes.processes.first_process import leave_first_place
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remove_empty()
     if words[:1] not in (["serve"], ["node"], ["front"], ["dispatcher"]):
         return _run(words)
+    gc_tuning.begin()
     from fairlead.base.telemetry.logs import log_streams
 
     # Output must never block the server, and with --log-json every line is JSON, from the first one on.

@@ -15,6 +15,7 @@ from fairlead.base.config import (
     is_loopback,
     lacks_operator,
 )
+from fairlead.base.runtime.gc_tuning import freeze_imports
 from fairlead.server.console.options import File, Flag, Model, ServeOptions
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def _serve_part(file: File, *, is_front: bool) -> int:
     from fairlead.server.console.configuration import read
     from fairlead.server.processes.machines import run_dispatcher, run_front
 
+    freeze_imports()
     reading = read(file)
     if reading is None:
         return 2
@@ -148,6 +150,7 @@ def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> 
         from fairlead.server.app import run as run_server
     from fairlead.server.console.announcer import end_with_standard_input, open_announcer, report_warning
 
+    freeze_imports()
     if not is_loopback(config.host) and not config.api_keys:
         report_warning(f"any client that reaches {config.host} may use this server: use --api-key")
     if lacks_operator(config.api_keys):

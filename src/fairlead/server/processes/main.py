@@ -4,6 +4,7 @@ import sys
 
 import msgspec
 
+from fairlead.base.runtime import gc_tuning
 from fairlead.distributed.supervisor import control
 from fairlead.server.processes import child
 
@@ -24,9 +25,11 @@ async def _be_front(link: child.SupervisorLink, start: msgspec.Struct) -> None:
 ROLES: dict[type, child.Play] = {control.RunDispatcher: _be_dispatcher, control.RunFront: _be_front}
 
 if __name__ == "__main__":
+    gc_tuning.begin()
     # It may be started before it is needed: the imports are then done when the first message arrives.
     if sys.argv[1].startswith("dispatcher"):
         import fairlead.server.processes.dispatcher_role
     else:
         import fairlead.server.processes.front_role  # noqa: F401
+    gc_tuning.freeze_imports()
     sys.exit(child.main(ROLES))
