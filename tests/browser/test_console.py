@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pytest
 
 from browser.headless import expect, violations, wait_until_live
 from e2e.real_server import configured, real_server, until
+from e2e.slow_motion import slowed
 
 TEAMS = {"ana": "red", "ben": "blue", "carl": "green"}
 KEYS = [
@@ -37,11 +39,14 @@ LOOKS = {
     "phone": {"width": 380, "height": 800, "has_touch": True},
     "wide": {"width": 2400, "height": 1200},
 }
+SERVERS = {"one process": 1, "two fronts": 2}
+# What a browser does with an answer is the same for all.
+ONE_SERVER = pytest.mark.parametrize("server", [1], ids=["one process"], indirect=True)
 SHOWN_S = 1.0
 CHANGES = 5
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two fronts"])
+@pytest.fixture(scope="module", params=SERVERS.values(), ids=SERVERS)
 def server(chromium, request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("console")
     teams = {team: {} for team in TEAMS.values()}
@@ -64,15 +69,46 @@ def opened(chromium, server, user, page="now", *, expected="401", **options):
         yield found
 
 
+def engine_pid(server):
+    """Return the id of the process of the model, which is a child of the server or of a process of it."""
+    (pid,) = (
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if b"fairlead.engine.worker.main" in read(folder / "cmdline") and is_below(folder, server.process.pid)
+    )
+    return pid
+
+
+def is_below(folder, pid):
+    """Return whether a process has this one among its parents."""
+    while (found := read(folder / "stat").rpartition(b")")[2].split()) and int(found[1]) > 1:
+        if int(found[1]) == pid:
+            return True
+        folder = folder.with_name(found[1].decode())
+    return False
+
+
+def read(file):
+    """Return the content of a file of a process; empty if it has just ended."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
 @contextmanager
 def requests(server, *users):
-    """Have each user send a request that takes long; disconnect when the block ends."""
+    """Have each user send a request that takes long; disconnect when the block ends.
+
+    The model is slowed down meanwhile: it would keep a processor busy, of which pages and servers need more.
+    """
     with ExitStack() as sockets:
+        sockets.enter_context(slowed(engine_pid(server), run_s=0.01, rest_s=0.03))
         for number, user in enumerate(users):
             body = {
                 "prompt": "Count from 1 to 90.",
-                "n": 16,
-                "max_tokens": 900,
+                "n": 64,  # in turn: others wait for the end of one
+                "max_tokens": 225,
                 "ignore_eos": True,
                 "stream": True,
             }
@@ -268,6 +304,7 @@ def test_user_sees_only_their_own(chromium, server):
             assert "carl-2" not in content
 
 
+@ONE_SERVER
 @pytest.mark.parametrize("look", LOOKS)
 def test_pages_have_no_accessibility_violations(chromium, server, look):
     for user in TEAMS:
@@ -359,6 +396,7 @@ def test_budget_is_set_reached_raised_and_removed(chromium, server):
         expect(row).to_have_count(0)
 
 
+@ONE_SERVER
 def test_budget_that_is_refused_says_why(chromium, server):
     with opened(chromium, server, "olga", "budgets", expected="status of 40") as page:
         page.get_by_text("Set a budget").first.click()
@@ -383,6 +421,7 @@ def test_log_of_a_model_is_shown_to_operators(chromium, server):
         expect(page.get_by_role("button", name="Log of fairlead-demo")).to_be_hidden()
 
 
+@ONE_SERVER
 def test_snippets_run_with_the_models_name(chromium, server):
     with opened(chromium, server, "ana", "connect") as page:
         expect(page.locator("#version")).not_to_be_empty()

@@ -13,6 +13,7 @@ import pytest
 
 from e2e.own_copy import own_copy
 from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server, until
+from e2e.slow_motion import slowed
 
 LONG = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 450, "ignore_eos": True}
 GREEDY = LONG | {"temperature": 0}
@@ -102,13 +103,15 @@ def struck_midway(
 ) -> dict[str, Any]:
     """Run all clients at the same time; kill or stop the child in the middle. Return what they return.
 
-    A client calls its argument when it has begun. If one of its sequences has ended before the strike, all
-    clients are run again.
+    A client calls its argument when it has begun. Until all have, the child is slowed down: to make the
+    grammars of some may take longer than the whole answers of others. If a sequence has ended before the
+    strike all the same, all clients are run again.
     """
     with ThreadPoolExecutor(len(clients)) as pool:
         for _ in range(ATTEMPTS):
-            runs = _begun(pool, server, clients, sequences)
             child = server.child_pid()
+            with slowed(child, run_s=0.01):
+                runs = _begun(pool, server, clients, sequences)
             os.kill(child, signal.SIGSTOP)
             if server.running()["sequences"] == sequences:
                 break
