@@ -10,7 +10,7 @@ import pytest
 
 from clients.conftest import MODEL
 from e2e.real_server import RealServer, configured, real_server, until
-from store.databases import start_postgres
+from store.databases import refuse_large, start_postgres
 
 openai = pytest.importorskip("openai")
 
@@ -73,6 +73,60 @@ def test_responses_survive_a_restart(tmp_path, fronts, kind):
             with pytest.raises(openai.BadRequestError) as refused:
                 client.responses.create(**ASK, previous_response_id=third.id)
             assert refused.value.code == "previous_response_not_found"
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_client_is_told_of_a_response_that_its_store_cannot_hold(tmp_path, fronts, kind):
+    with contextlib.ExitStack() as stack:
+        store: object = tmp_path / "fairlead.db"
+        if kind == "postgres":
+            postgres = start_postgres()
+            stack.callback(postgres.remove)
+            store = postgres.url
+        client = stack.enter_context(connect(stack.enter_context(started(tmp_path, store, fronts))))
+        first = client.responses.create(**ASK)
+        refuse_large(store, kind)
+        large = {"extra_headers": {"X-Request-Id": "large"}}
+        for _ in range(ROUNDS // 4):
+            with pytest.raises(openai.BadRequestError, match="cannot keep the response resp_") as refused:
+                client.responses.create(**ASK, **large)
+            assert refused.value.param == "store"
+            with client.responses.create(**ASK, **large, stream=True) as events:  # whose connection is cut
+                ends = ("response.completed", "response.failed")
+                last = next(event for event in events if event.type in ends)
+            assert last.type == "response.failed"
+            assert "cannot keep the response" in last.response.error.message
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(last.response.id)
+            with pytest.raises(openai.BadRequestError, match="cannot keep the response"):
+                client.responses.create(**ENDLESS, **large)
+            assert client.responses.create(**ASK, **large, store=False).status == "completed"
+            first = client.responses.create(**ASK, previous_response_id=first.id, max_output_tokens=1)
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_any_text_and_any_name_may_be_in_a_response(tmp_path, fronts, kind):
+    with contextlib.ExitStack() as stack:
+        store: object = tmp_path / "fairlead.db"
+        if kind == "postgres":
+            postgres = start_postgres()
+            stack.callback(postgres.remove)
+            store = postgres.url
+        client = stack.enter_context(connect(stack.enter_context(started(tmp_path, store, fronts))))
+        texts = {"input": "nul \0, \U0001f600", "metadata": {"nul \0": "\U0001f600"}}
+        response = client.responses.create(**ASK | texts)
+        for _ in range(ROUNDS // 4):
+            assert client.responses.retrieve(response.id) == response
+            (item,) = client.responses.input_items.list(response.id)
+            assert item.content[0].text == texts["input"]
+            with pytest.raises(openai.BadRequestError) as refused:
+                client.responses.create(**ASK, previous_response_id="nul \0")
+            assert refused.value.code == "previous_response_not_found"
+            with pytest.raises(openai.NotFoundError) as missing:
+                client.responses.create(**ASK, conversation="conv_nul \0")
+            assert missing.value.param == "conversation"
 
 
 @pytest.mark.parametrize("stream", [False, True])

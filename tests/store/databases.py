@@ -1,10 +1,12 @@
 """Databases for tests: SQLite in a folder, and a PostgreSQL server of the test's own if one is installed."""
 
+import contextlib
 import os
 import pwd
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -12,6 +14,15 @@ from pathlib import Path
 
 import pytest
 
+# What makes a database fail as for a value that it cannot hold, for a request of the id `large`.
+REFUSE_LARGE = {
+    "sqlite": """CREATE TRIGGER refuse BEFORE INSERT ON fairlead_responses WHEN NEW.request_id = 'large'
+        BEGIN SELECT zeroblob(2000000000); END""",
+    "postgres": """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.request_id = 'large' THEN RAISE EXCEPTION 'too large' USING ERRCODE = '22001'; END IF;
+        RETURN NEW; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON fairlead_responses FOR EACH ROW EXECUTE FUNCTION refuse()""",
+}
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 START_S = 30
 
@@ -94,3 +105,15 @@ def start_postgres() -> PostgresServer:
     server = PostgresServer()
     server.start()
     return server
+
+
+def refuse_large(store: object, kind: str) -> None:
+    """Let the database refuse each response whose request has the id `large`."""
+    if kind == "sqlite":
+        with contextlib.closing(sqlite3.connect(str(store), isolation_level=None)) as connection:
+            connection.execute(REFUSE_LARGE[kind])
+    else:
+        import psycopg
+
+        with psycopg.connect(str(store), autocommit=True) as connection:
+            connection.execute(REFUSE_LARGE[kind])

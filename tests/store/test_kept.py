@@ -5,6 +5,8 @@ import threading
 import pytest
 from msgspec.structs import replace
 
+from fairlead.base.errors import InvalidRequest
+from fairlead.store import kept
 from fairlead.store.kept import ROW_BYTES, KeptChange, KeptRow, KeptTables
 
 NOW = 1_800_000_000
@@ -75,6 +77,42 @@ def test_any_name_may_own_a_response(open_tables, name):
     row = replace(ANA, owner=name, tenant=name)
     open_tables().write([new(row)])
     assert open_tables().find("resp_1", name).document == ANA.document
+
+
+@pytest.mark.parametrize("name", ["nul \0", "surrogate \ud800", "\u20ac", ""])
+def test_name_that_is_no_id_is_not_found(open_tables, name):
+    tables = open_tables()
+    assert tables.find(name, "key-ana") is None
+    assert tables.chain(name, "key-ana", MEGA, 60) == []
+    assert tables.change(name, "key-ana", lambda document: document, 60) is None
+
+
+def test_any_text_may_be_kept(open_tables):
+    row = replace(ANA, input='"\0 \U0001f600"'.encode(), document=b'{"text": "\\u0000 \\ud800 \xff\0"}')
+    open_tables().write([new(row, b"event \0 \xff")])
+    other = open_tables()
+    found = other.find("resp_1", "key-ana")
+    assert (found.input, found.document) == (row.input, row.document)
+    assert other.events("resp_1", 0) == [b"event \0 \xff"]
+
+
+@pytest.mark.parametrize("large", ["input", "document", "events"])
+def test_response_that_is_too_large_for_a_statement_is_refused_before_it(open_tables, monkeypatch, large):
+    monkeypatch.setattr(kept, "MOST_BYTES", 100)
+    tables = open_tables()
+    tables.write([new(replace(ANA, id="resp_0"))])
+    events = (b"x" * 101,) if large == "events" else ()
+    row = ANA if events else replace(ANA, **{large: b"x" * 101})
+    with pytest.raises(InvalidRequest, match="at most 100 of one"):
+        tables.write([new(row, *events), new(replace(ANA, id="resp_2"))])
+    assert [tables.find(f"resp_{number}", "key-ana") is not None for number in range(3)] == [
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(InvalidRequest, match="at most 100 of one"):
+        tables.change("resp_0", "key-ana", lambda document: document * 50, 60)
+    assert tables.find("resp_0", "key-ana").document == ANA.document
 
 
 def test_response_without_an_object_is_not_found(open_tables):

@@ -16,13 +16,21 @@ from typing import Any, TypeVar
 import msgspec
 import trio
 
-from fairlead.base.errors import StoreUnavailable
+from fairlead.base.errors import InvalidRequest, StoreUnavailable
 from fairlead.store.database import Database
 from fairlead.store.store import call_in_thread
 
 ROW_BYTES = 2048
 """What a response counts besides its texts, as in memory."""
 EVENTS_BYTES = 64
+MOST_BYTES = 128 * 1024 * 1024
+"""The most bytes of a response, and of the events in one change of it.
+
+More would take longer to write than a statement may take, and would be tried again for ever. A row of SQLite
+has at most 10^9 bytes, and PostgreSQL reads at most 512 MiB of one.
+"""
+LONGEST_S = 2**40
+"""The longest time for which a response is kept. Later times would not fit the column."""
 CALLS_AT_MOST = 64
 """Reads that wait for their turn in one process; further ones are refused."""
 PRUNE_S = 60
@@ -112,7 +120,12 @@ class KeptTables:
         self._pruned_at = 0.0
 
     def write(self, changes: Sequence[KeptChange]) -> list[str]:
-        """Write responses; return the ids of those that are not in the store, because they were removed."""
+        """Write responses; return the ids of those that are not in the store, because they were removed.
+
+        Raises `InvalidRequest` for one that no table can hold. Then none is written.
+        """
+        for change in changes:
+            _check_size(change)
         with self._database.transaction() as cursor:
             self._lock(cursor)
             gone = [change.row.id for change in changes if not self._write(cursor, change)]
@@ -160,7 +173,9 @@ class KeptTables:
             document = change(row.document)
             expires = int(self._now()) + keep_s
             row = msgspec.structs.replace(row, document=document, expires=expires)
-            self._write(cursor, KeptChange(row, is_new=False))
+            change_of_row = KeptChange(row, is_new=False)
+            _check_size(change_of_row)
+            self._write(cursor, change_of_row)
             self._evict(cursor)
         return document
 
@@ -205,6 +220,8 @@ class KeptTables:
         self._run(cursor, "UPDATE fairlead_meta SET value = value WHERE name = 'responses'")
 
     def _find(self, cursor: Any, response_id: str, owner: str) -> KeptRow | None:
+        if not (response_id.isascii() and response_id.isprintable()):
+            return None  # no id of ours, and PostgreSQL refuses some characters
         self._run(cursor, _FIND, response_id, _digest(owner), b"")
         found = cursor.fetchone()
         if found is None:
@@ -300,7 +317,7 @@ class KeptTables:
 class KeptResponsesStore:
     """The tables as tasks use them: on a thread each for reading and writing, within a limit of time.
 
-    All methods raise `StoreUnavailable`.
+    All methods raise `StoreUnavailable`, those that write also what `KeptTables` raises.
     """
 
     def __init__(self, writing: KeptTables, reading: KeptTables) -> None:
@@ -342,6 +359,13 @@ class KeptResponsesStore:
 def _digest(name: str) -> str:
     """Return what the store has instead of a name, which may have characters that no column can hold."""
     return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _check_size(change: KeptChange) -> None:
+    row = change.row
+    size = max(len(row.input) + len(row.document), sum(map(len, change.events)))
+    if size > MOST_BYTES:
+        raise InvalidRequest(f"it has {size} bytes, and the store keeps at most {MOST_BYTES} of one")
 
 
 def _pack(events: Sequence[bytes]) -> bytes:

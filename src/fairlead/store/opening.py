@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fairlead.base.config import POSTGRES_PREFIXES, Config
 from fairlead.store.database import Database, SqlEngine
-from fairlead.store.kept import KeptResponsesStore, KeptTables
+from fairlead.store.kept import LONGEST_S, KeptResponsesStore, KeptTables
 from fairlead.store.postgres import Postgres
 from fairlead.store.sqlite import Sqlite
 from fairlead.store.store import Store
@@ -32,7 +32,7 @@ def kept_of(config: Config) -> KeptResponsesStore | None:
         KeptTables(
             Database(engine, usage_days=config.usage_days),
             max_bytes=settings.store_bytes,
-            keep_s=int(settings.ttl_s),
+            keep_s=int(min(settings.ttl_s, LONGEST_S)),
         )
         for _ in range(2)
     )

@@ -32,9 +32,10 @@ class Kept(KeptResponsesStore):
     pause_s = 0.0
     failures = 0
     refused = ""  # the id of a response, or of a conversation with another turn, that no table can hold
+    refuses_word = b"\0"  # in the object of a response that no table can hold
 
     async def write(self, changes):
-        if any(change.row.id == self.refused for change in changes):
+        if any(each.row.id == self.refused or self.refuses_word in each.row.document for each in changes):
             raise InvalidRequest("it has a value that no table can hold")
         await trio.sleep(self.pause_s)
         if (meanwhile := self.meanwhile) is not None:
@@ -124,7 +125,7 @@ async def test_end_during_a_write_of_the_progress_waits_for_its_own_write(fronts
 
 
 async def test_response_that_no_table_can_hold_loses_no_others(fronts):
-    mine, other = fronts
+    mine, _ = fronts
     mine.kept.refused = "resp_2"
     responses = [
         StoredResponse(f"resp_{number}", user, user, input=b'"hello"') for number, user in enumerate("abc", 1)
@@ -134,8 +135,10 @@ async def test_response_that_no_table_can_hold_loses_no_others(fronts):
         mine.end(response)
     for response in responses:
         await mine.archive.settle(response)
-    found = [await other.archive.find(response.id, response.owner) for response in responses]
-    assert [each is not None for each in found] == [True, False, True]
+    for front in fronts:
+        found = [await front.archive.find(response.id, response.owner) for response in responses]
+        assert [each is not None for each in found] == [True, False, True]
+    assert len(mine.memory) == 0
 
 
 async def test_response_in_progress_whose_process_has_gone_has_failed(fronts):
@@ -199,7 +202,7 @@ async def test_response_is_kept_although_its_conversation_cannot_hold_its_turn(f
     response = mine.begin(conversation="conv_1")
     mine.end(response)
     with pytest.raises(InvalidRequest, match="resp_1 is kept, but the conversation") as refused:
-        await mine.archive.settle_turn(response)
+        await mine.archive.settle_or_raise(response)
     assert refused.value.param == "conversation"
     assert (await other.archive.find("resp_1", "ana")).has_ended
     assert items_of((await other.archive.find("conv_1", "ana")).document) == []
@@ -246,6 +249,59 @@ async def test_client_gets_the_error_of_a_refused_turn_and_finds_the_response(cl
         assert f"{response_id} is kept" in message
         assert (await client.get(f"{PATH}/{response_id}")).json["status"] == "completed"
         assert (await client.get(f"/v1/conversations/{conversation}/items")).json["data"] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_gets_the_error_of_a_response_that_no_table_can_hold(client_with, tmp_path, stream):
+    kept = Front(tmp_path / "store.db", time.time).kept
+    kept.refuses_word = b'"status":"completed"'
+    client = client_with(kept=kept)
+    async with running(client):
+        reply = await client.post(PATH, body_of(stream=stream))
+        if stream:
+            *_, last = events_of(reply)
+            assert last["type"] == "response.failed"
+            message = last["response"]["error"]["message"]
+        else:
+            assert (reply.status, reply.error["param"]) == (400, "store")
+            message = reply.error["message"]
+        (response_id,) = re.findall("resp_[0-9a-f]+", message)
+        assert (await client.get(f"{PATH}/{response_id}")).status == 404
+        reply = await client.post(PATH, body_of(stream=stream, store=False))
+        assert reply.status == 200
+
+
+async def test_response_in_the_background_is_refused_if_no_table_can_hold_it(client_with, tmp_path):
+    kept = Front(tmp_path / "store.db", time.time).kept
+    kept.refuses_word = b'"status":"queued"'
+    client = client_with(kept=kept)
+    async with running(client):
+        reply = await client.post(PATH, body_of(background=True))
+        assert (reply.status, reply.error["param"]) == (400, "store")
+
+
+async def test_response_in_the_background_fails_at_its_end_if_no_table_can_hold_it(fronts):
+    mine, _ = fronts
+    response = mine.begin(is_background=True, keeps_events=True)
+    mine.memory.set_document(response, json.dumps({**DONE, "status": "queued"}).encode())
+    await mine.archive.settle(response)
+    mine.kept.refuses_word = b'"completed"'
+    mine.end(response)
+    await mine.archive.settle(response)
+    for front in fronts:
+        found = await front.archive.find("resp_1", "ana")
+        failed = json.loads(found.document)
+        assert found.has_ended
+        assert (failed["status"], failed["output"]) == ("failed", [])
+        assert "no table can hold" in failed["error"]["message"]
+
+
+async def test_any_time_to_live_fits_the_store(tmp_path):
+    front = Front(tmp_path / "store.db")
+    front.archive = ResponseArchive(front.memory, front.kept, ttl_s=1e300)
+    front.end(front.begin())
+    await front.archive.finish()
+    assert (await front.archive.find("resp_1", "ana")).has_ended
 
 
 async def test_last_responses_are_written_when_the_server_stops(tmp_path):

@@ -11,11 +11,13 @@ it is reported as failed.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 import structlog
 import trio
+from msgspec.structs import replace
 
 from fairlead.base.backoff import Backoff
 from fairlead.base.errors import FairleadError, InvalidRequest, StoreUnavailable
@@ -23,7 +25,7 @@ from fairlead.dialects.body import invalid_field
 from fairlead.dialects.dialect import WaitingComments
 from fairlead.generation.event_stream import CutStream
 from fairlead.server.responses.store import ResponseStore, StoredResponse
-from fairlead.store.kept import KeptChange, KeptResponsesStore, KeptRow
+from fairlead.store.kept import LONGEST_S, KeptChange, KeptResponsesStore, KeptRow
 
 SETTLE_S = 2.0
 """How long an answer waits until its response is in the store."""
@@ -79,7 +81,7 @@ class ResponseArchive:
     ) -> None:
         self._memory = memory
         self._kept = kept
-        self._ttl_s = int(ttl_s)
+        self._ttl_s = int(min(ttl_s, LONGEST_S))
         self._now = now
         self._pending: dict[StoredResponse, _Progress] = {}
         self._dirty: dict[StoredResponse, None] = {}
@@ -99,6 +101,7 @@ class ResponseArchive:
         found = self._memory.find(response_id, owner, trio.current_time())
         if found is not None and found.has_ended:
             await self.settle(found)  # so that other fronts do not lag behind what is seen here
+            found = None if found.is_gone else found
         if found is not None or self._kept is None:
             return found
         row = await self._kept.find(response_id, owner)
@@ -156,7 +159,8 @@ class ResponseArchive:
     def _response_of(self, row: KeptRow) -> StoredResponse:
         document = row.document
         if not row.has_ended and row.expires < self._now():
-            document, row = _lost(document), msgspec.structs.replace(row, has_ended=True)
+            document = _failed(document, "the server stopped before the response had ended")
+            row = replace(row, has_ended=True)
         return StoredResponse(
             row.id,
             row.owner,
@@ -231,10 +235,10 @@ class ResponseArchive:
             with trio.move_on_after(SETTLE_S):
                 await progress.written.wait()
 
-    async def settle_turn(self, response: StoredResponse) -> None:
-        """Do what `settle` does. Raises `InvalidRequest`, once, if the conversation cannot hold the turn."""
+    async def settle_or_raise(self, response: StoredResponse) -> None:
+        """Do what `settle` does. Raises `InvalidRequest`, once, if the response or its turn is not kept."""
         await self.settle(response)
-        error, response.turn_error = response.turn_error, None
+        error, response.keep_error = response.keep_error, None
         if error is not None:
             raise error
 
@@ -303,16 +307,14 @@ class ResponseArchive:
                 await self._write_turn(response)
             gone = await self._kept.write(list(changes.values()))
         except InvalidRequest as error:
-            if (
-                len(changes) > 1
-            ):  # one of them is at fault: each is written alone, so that the others are kept
-                self._dirty = {**dict.fromkeys(changes), **self._dirty}
-                self._alone = len(changes)
-                written.clear()
+            if len(changes) == 1:
+                ((response, change),) = changes.items()
+                await self._refuse(response, change, error)
                 return
-            logger.error("response not kept", reason=error.message)  # noqa: TRY400
-            for response in changes:  # no table can hold it, now or later
-                self._forget(response)
+            # One of them is at fault: each is written alone, so that the others are kept.
+            self._dirty = {**dict.fromkeys(changes), **self._dirty}
+            self._alone = len(changes)
+            written.clear()
             return
         except BaseException:
             self._dirty = {**dict.fromkeys(changes), **self._dirty}
@@ -321,6 +323,25 @@ class ResponseArchive:
             for event in written:  # whether or not: nobody waits for a store that is away
                 event.set()
         self._written(changes, gone)
+
+    async def _refuse(self, response: StoredResponse, change: KeptChange, error: InvalidRequest) -> None:
+        """Remove a response that no table can hold, now or later, and record why. Raises as `_write`."""
+        assert self._kept is not None
+        logger.error("response not kept", response=response.id, reason=error.message)
+        reason = f"the store cannot keep the response {response.id}, so ask with store: false"
+        response.keep_error = InvalidRequest(f"{reason}: {error.message}", param="store")
+        if self._pending[response].is_stored:  # one in the background: its readers get another end
+            document = _failed(change.row.document, f"the response cannot be kept: {error.message}")
+            expires = int(self._now()) + self._ttl_s
+            row = replace(change.row, document=document, has_ended=True, expires=expires)
+            try:
+                with suppress(InvalidRequest):  # after `ALIVE_S` it counts as ended, too
+                    await self._kept.write([KeptChange(row, is_new=False)])
+            except BaseException:
+                self._dirty[response] = None
+                raise
+        self._forget(response)
+        self._memory.remove(response)
 
     def _written(self, changes: dict[StoredResponse, KeptChange], gone: list[str]) -> None:
         """Record that these changes are in the store, except for those that are gone."""
@@ -366,7 +387,7 @@ class ResponseArchive:
             about = {"response": response.id, "conversation": response.conversation}
             logger.error("turn not kept", reason=error.message, **about)  # noqa: TRY400
             reason = f"the response {response.id} is kept, but the conversation cannot hold its items"
-            response.turn_error = InvalidRequest(f"{reason}: {error.message}", param="conversation")
+            response.keep_error = InvalidRequest(f"{reason}: {error.message}", param="conversation")
         response.conversation = None
 
     def _forget(self, response: StoredResponse) -> None:
@@ -439,8 +460,8 @@ def _with_turn(with_turn: WithTurn, turn: tuple[str, bytes, bytes], document: by
     return with_turn(document, *turn)
 
 
-def _lost(document: bytes) -> bytes:
-    """Return the object of a response whose process has ended before it."""
+def _failed(document: bytes, message: str) -> bytes:
+    """Return the object of a response that has failed for a reason of the server's."""
     response = msgspec.json.decode(document)
-    fault = {"code": "server_error", "message": "the server stopped before the response had ended"}
-    return msgspec.json.encode({**response, "status": "failed", "error": fault})
+    fault = {"code": "server_error", "message": message}
+    return msgspec.json.encode({**response, "status": "failed", "error": fault, "output": []})

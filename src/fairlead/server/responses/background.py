@@ -243,11 +243,13 @@ class StoredEvents:
 
     async def __anext__(self) -> bytes:
         response = self._response
-        while not response.is_gone:
+        while not self._is_gone():
             if events := self._next_events(response.events):
                 self._next += len(events)
                 if response.has_ended:
                     await self._settle(response)
+                    if self._is_gone():  # the store has refused it
+                        break
                 return b"".join(events)  # of one event: that event itself
             if response.has_ended or self._run is None:
                 raise StopAsyncIteration
@@ -257,6 +259,9 @@ class StoredEvents:
             job = self._run.job
             return _comments.write(await self._waiting(job.request_id), job.model)
         raise CutStream
+
+    def _is_gone(self) -> bool:
+        return self._response.is_gone
 
     def _next_events(self, events: list[bytes]) -> list[bytes]:
         found: list[bytes] = []

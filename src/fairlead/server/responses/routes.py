@@ -258,13 +258,13 @@ class ResponseRoutes:
             call_at_end(caller.nursery, self._leave, response)
             answer = await self._pipeline.answer(caller, dialect, job, context)
             if isinstance(answer.body, EventStream):
-                answer.body.before_end = partial(self.archive.settle_turn, response)
+                answer.body.before_end = partial(self.archive.settle_or_raise, response)
             return answer_response(answer)
         try:
             answer = await self._pipeline.answer(caller, dialect, job, context)
             assert isinstance(answer.body, bytes)
             self._end(response, answer.body)
-            await self.archive.settle_turn(response)
+            await self.archive.settle_or_raise(response)
             return answer_response(answer)
         finally:
             self._leave(response)
@@ -293,7 +293,7 @@ class ResponseRoutes:
             self.background.begin(caller.nursery, response, context._replace(job=job), pending)
             if response.is_gone:
                 raise invalid_field("input", "is larger than what is kept (responses.maxBytes)")
-            await self.archive.settle(response)
+            await self.archive.settle_or_raise(response)
         except BaseException:
             caller.nursery.cancel_scope.cancel()
             raise

@@ -40,7 +40,7 @@ class StoredResponse:
     events: Whole server-sent events, each at the index of its sequence number.
     has_ended: Nothing more will change.
     is_gone: It was removed, and is empty.
-    turn_error: Why its items are not in its conversation, though it has ended; None: there is no reason.
+    keep_error: Why the store, or its conversation, does not have it; None: there is no reason.
     expires_s: When it will be removed, on Trio's clock.
     size: The memory that counts for it, in bytes.
     """
@@ -59,7 +59,7 @@ class StoredResponse:
     events: list[bytes] = field(default_factory=list)
     has_ended: bool = False
     is_gone: bool = False
-    turn_error: InvalidRequest | None = None
+    keep_error: InvalidRequest | None = None
     expires_s: float = 0.0
     size: int = 0
 
