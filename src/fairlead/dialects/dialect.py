@@ -17,7 +17,7 @@ from fairlead.base.errors import FairleadError, NodeRefused
 from fairlead.base.formats.server_sent_events import encode_comment, encode_event
 from fairlead.base.job import Delta, Job
 from fairlead.base.upstream_events import UpstreamReader, readers
-from fairlead.dialects.body import BodyParser
+from fairlead.dialects.body import BodyParser, invalid_field
 from fairlead.dialects.fields import Envelope, SamplingParameters
 from fairlead.dialects.unread import known_fields, unread_fields
 from fairlead.dialects.unserved import Fields
@@ -56,6 +56,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: The conversation, as chat templates read it; None: there are prompts instead.
     messages_field: The field of the body that the messages are from, for errors.
+    image_field: The field of their first image, which only other servers read; "": they are texts.
     tools: The tools that it may call, as chat templates read them.
     template_variables: Further variables of the chat template.
     continuation: The beginning of the answer, which is not repeated in it.
@@ -87,6 +88,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]] | None = None
     messages_field: str = "messages"
+    image_field: str = ""
     tools: list[dict[str, Any]] | None = None
     template_variables: dict[str, Any] | None = None
     continuation: str = ""
@@ -119,6 +121,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.pairs is not None:
             return ("embed", "score")
         return ("embed",) if self.embed else ("generate",)
+
+
+def check_texts(request: GenerationRequest) -> None:
+    """Raise `InvalidRequest` for a request with an image."""
+    if request.image_field:
+        raise invalid_field(request.image_field, "images are not served by this model, only text")
 
 
 class AnswerTimes:

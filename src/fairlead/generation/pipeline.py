@@ -26,6 +26,7 @@ from fairlead.dialects.dialect import (
     GenerationRequest,
     RelayDialect,
     StreamingDialect,
+    check_texts,
 )
 from fairlead.dialects.fields import Envelope
 from fairlead.generation.caller import Caller
@@ -91,6 +92,7 @@ class GenerationPipeline:
     async def count(self, caller: Caller, dialect: CountingDialect, body: bytes, model: TextModel) -> bytes:
         """Return the answer to a request for the number of tokens that a job with this body would have."""
         generation = await self._jobs.offload.decode(caller, body, dialect.decode)
+        check_texts(generation)
         model.check_purpose("generate")
         estimate = caller.body_bytes // USUAL_CHARS_PER_TOKEN
         async with self._jobs.charge(caller, estimate, "messages", is_estimate=True) as charge:
@@ -114,6 +116,7 @@ class GenerationPipeline:
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
         generation, unread = await self._jobs.offload.decode(caller, body, partial(_decode, dialect))
+        check_texts(generation)
         model.check_purpose(*generation.tasks)
         self._check_limits(generation, model)
         prompts = await self._encode(caller, generation, model)

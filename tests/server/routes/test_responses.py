@@ -187,6 +187,44 @@ async def test_faulty_item_is_refused_with_its_path(client, items, param):
     assert (await refusal(client, RESPONSES, {"input": items}))[0] == param
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "low"}
+
+
+def test_images_of_the_user_are_those_of_a_chat():
+    generation = decoded(
+        {"input": [user(), user([*texts("What is this?"), IMAGE, {**IMAGE, "detail": None}])]}
+    )
+    url = {"url": "data:image/png;base64,AA=="}
+    assert generation.messages[1]["content"] == [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {**url, "detail": "low"}},
+        {"type": "image_url", "image_url": url},
+    ]
+    assert generation.image_field == "input[1].content[1].type"
+    earlier = decoded({"input": "And now?"}, history=[user([IMAGE])])
+    assert earlier.image_field == "previous_response_id.output[0].content[0].type"
+    assert decoded({"input": [user()]}).image_field == ""
+
+
+@pytest.mark.parametrize("path", ["", "/compact", "/input_tokens"])
+async def test_image_is_refused_by_name_for_a_model_that_reads_texts(client, path):
+    items = [user([*texts("What is this?"), IMAGE])]
+    reply = await client.post(f"{RESPONSES}{path}", {"model": "small", "input": items})
+    assert (reply.status, reply.error["param"]) == (400, "input[0].content[1].type")
+    assert "images are not served by this model" in reply.error["message"]
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+async def test_image_that_is_not_the_users_is_refused(client, role):
+    items = [user(), {"role": role, "content": [IMAGE]}]
+    assert (await refusal(client, RESPONSES, {"input": items}))[0] == "input[1].content[0].type"
+
+
+async def test_image_without_its_content_is_refused(client):
+    items = [user([{"type": "input_image", "file_id": "file_1"}])]
+    assert (await refusal(client, RESPONSES, {"input": items}))[0] == "input[0].content[0].image_url"
+
+
 @pytest.mark.parametrize(
     "items",
     [

@@ -13,7 +13,7 @@ import msgspec
 from fairlead.base.config import Limits
 from fairlead.base.job import Delta
 from fairlead.dialects.body import BodyParser
-from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest
+from fairlead.dialects.dialect import AnswerContext, Dialect, GenerationRequest, check_texts
 from fairlead.dialects.fields import TEXT_OR_TEXTS, describe_alternatives
 from fairlead.dialects.openai.common import OpenAIErrors, encode
 from fairlead.dialects.responses.events import ResponseEvents, ResponseOptions
@@ -71,6 +71,7 @@ class CompactionDialect(OpenAIErrors, Dialect):
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """Return the request in a body: the conversation, and the instruction to summarize it."""
         request = self._responses.decode(body, limits)
+        check_texts(request)
         messages = request.messages or []
         users = tuple(_text(message) for message in messages if message["role"] == "user")
         return msgspec.structs.replace(

@@ -4,8 +4,8 @@ A turn of the model is several items, but one message of a template: reasoning, 
 """
 
 import base64
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -24,11 +24,17 @@ _REASONING_TEXTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
 class InputPart(msgspec.Struct, frozen=True):
-    """A piece of an item: text, or a `refusal`. The error for other types names them."""
+    """A piece of an item: text, a `refusal`, or an image. The error for other types names them.
+
+    image_url: The address of an image, or `data:` with its content.
+    detail: How closely other servers look at it.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
 
 
 InputParts = Annotated[list[InputPart], Meta(max_length=4096)]
@@ -64,10 +70,17 @@ class InputItem(msgspec.Struct, frozen=True):
 Input = str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)]
 
 
+class InputMessages(NamedTuple):
+    """Messages as chat templates read them, and the field of their first image; "": they have none."""
+
+    messages: list[dict[str, Any]]
+    image_field: str
+
+
 def input_messages(
     instructions: str | None, history: Sequence[dict[str, Any]], given: Input | None
-) -> list[dict[str, Any]]:
-    """Return the messages of a request, as chat templates read them: `history` precedes the input.
+) -> InputMessages:
+    """Return the messages of a request: `history` precedes the input.
 
     Raises `InvalidRequest`, which names the field.
     """
@@ -84,7 +97,7 @@ def input_messages(
         conversation.add(item, f"input[{index}]")
     if not given and not isinstance(given, str) and not history:
         raise invalid_field("input", "is missing" if given is None else "is empty")
-    return conversation.messages
+    return InputMessages(conversation.messages, conversation.image_field)
 
 
 def check_items(items: Sequence[InputItem], field: str) -> None:
@@ -95,9 +108,13 @@ def check_items(items: Sequence[InputItem], field: str) -> None:
 
 
 class _Conversation:
-    """Converts items to messages. `_turn` is the model's last turn, while it may continue."""
+    """Converts items to messages.
+
+    `image_field` is the field of the first image. `_turn` is the model's last turn, while it may continue.
+    """
 
     def __init__(self) -> None:
+        self.image_field = ""
         self.messages: list[dict[str, Any]] = []
         self.calls: set[str | None] = set()
         self._turn: dict[str, Any] | None = None
@@ -128,7 +145,11 @@ class _Conversation:
 
     def _add_message(self, item: InputItem, at: str) -> None:
         role = _ROLES[_required(item.role, f"{at}.role")]
-        content = _content(_required(item.content, f"{at}.content"), f"{at}.content")
+        content = _required(item.content, f"{at}.content")
+        images = () if role != "user" or isinstance(content, str) else _images(content, f"{at}.content")
+        content = _content(content, f"{at}.content", dict(images))
+        if images and not self.image_field:
+            self.image_field = f"{at}.content[{images[0][0]}].type"
         if role != "assistant":
             self._turn = None
             self.messages.append({"role": role, "content": content})
@@ -191,12 +212,32 @@ def _required(value: Any, field: str) -> Any:
     return value
 
 
-def _content(content: str | list[InputPart], field: str) -> Any:
-    """Return a message's content for templates; a single part is a text, as in most requests to chats."""
+def _content(content: str | list[InputPart], field: str, images: Mapping[int, Any] | None = None) -> Any:
+    """Return a message's content for templates; a single part is a text, as in most requests to chats.
+
+    `images`: the parts that are images, by their places, as chats have them.
+    """
     if isinstance(content, str):
         return content
-    texts = _texts(content, field, _TEXTS)
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+    images = images or {}
+    texts = _texts(content, field, _TEXTS, images)
+    if len(texts) == 1 and not images:
+        return texts[0]
+    return [images.get(at) or {"type": "text", "text": text} for at, text in enumerate(texts)]
+
+
+def _images(parts: list[InputPart], field: str) -> list[tuple[int, Any]]:
+    """Return the images of a user's message as parts of a chat's message, each after its place."""
+    found = []
+    for index, part in enumerate(parts):
+        if part.type == "input_image":
+            if part.image_url is None:
+                raise invalid_field(
+                    f"{field}[{index}].image_url", "must be given: there are no files of images"
+                )
+            image = {"url": part.image_url} | ({} if part.detail is None else {"detail": part.detail})
+            found.append((index, {"type": "image_url", "image_url": image}))
+    return found
 
 
 def _reasoning(content: str | list[InputPart] | None, field: str) -> str:
@@ -205,14 +246,17 @@ def _reasoning(content: str | list[InputPart] | None, field: str) -> str:
     return "\n".join(_texts(content, field, _REASONING_TEXTS))
 
 
-def _texts(parts: list[InputPart], field: str, types: frozenset[str]) -> list[str]:
+def _texts(
+    parts: list[InputPart], field: str, types: frozenset[str], others: Collection[int] = ()
+) -> list[str]:
+    """Return the texts of parts; "" of those at `others`. Raises `InvalidRequest` for other types."""
     for index, part in enumerate(parts):
-        if part.type not in types:
+        if part.type not in types and index not in others:
             reason = f"parts of type {quoted(part.type)} are not served, only text"
             raise invalid_field(f"{field}[{index}].type", reason)
     written = [part.refusal if part.type == "refusal" else part.text for part in parts]
     for index, text in enumerate(written):
-        if text is None:
+        if text is None and index not in others:
             member = "refusal" if parts[index].type == "refusal" else "text"
             raise invalid_field(f"{field}[{index}].{member}", "must be given")
     return [text or "" for text in written]

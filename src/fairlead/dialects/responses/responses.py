@@ -251,11 +251,13 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             parallel=request.parallel_tool_calls is not False,
         )
         has_logprobs = LOGPROBS in (request.include or ())
+        given = input_messages(request.instructions, self._history, request.input)
         effort = request.reasoning.effort if request.reasoning is not None else None
         budget = request.thinking_token_budget
         return GenerationRequest(
-            messages=input_messages(request.instructions, self._history, request.input),
+            messages=given.messages,
             messages_field="input",
+            image_field=given.image_field,
             tools=None if request.tool_choice == "none" else template_functions(functions),
             template_variables=template_variables(effort, request.chat_template_kwargs),
             drops_turns=request.truncation == "auto",
