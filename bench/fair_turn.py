@@ -193,6 +193,8 @@ def ours(model: Path, fronts: int, embedding_model: Path | None) -> Iterator[str
         "queue": {"timeout": "10m"},
     }
     with tempfile.TemporaryDirectory() as folder:
+        if fronts > 1:  # background responses are in progress at one front, and read at another
+            settings |= {"store": f"{folder}/store.db", "responses": {"inStore": True}}
         file = Path(folder) / "fairlead.yaml"
         file.write_text(json.dumps(settings))
         command = f"{sys.executable} -m fairlead serve --port {{port}} --config {file}"
