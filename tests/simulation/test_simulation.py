@@ -34,12 +34,12 @@ HOURS_WITH_FALSE_USAGE = range(2)
 # Mistakes, and with which hour their search begins: the one that showed them when this was written.
 MISTAKES = {
     "seat_of_a_failed_node_is_kept": 3,
-    "deadlines_follow_the_wall_clock": 0,
-    "reload_ends_models_in_use": 7,
+    "deadlines_follow_the_wall_clock": 6,
+    "reload_ends_models_in_use": 15,
     "stuck_child_is_not_detected": 0,
     "full_disk_fails_requests": 0,
     "broken_connections_stay_open": 0,
-    "failed_job_still_counts": 0,
+    "failed_job_still_counts": 4,
     "node_never_comes_back": 6,
     "listener_stops_after_an_error": 0,
     "replay_restarts_the_answer": 0,
