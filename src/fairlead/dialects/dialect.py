@@ -303,7 +303,7 @@ class Dialect(RelayDialect):
 
     def unread(self, body: bytes) -> tuple[str, ...]:
         """Return the names of the fields of a decoded body that nothing reads."""
-        return unread_fields(body, _known_fields(type(self)))
+        return unread_fields(body, fields_of(type(self)))
 
     @abstractmethod
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
@@ -311,7 +311,8 @@ class Dialect(RelayDialect):
 
 
 @cache
-def _known_fields(dialect: type[Dialect]) -> frozenset[str]:
+def fields_of(dialect: type[Dialect]) -> frozenset[str]:
+    """Return the names of the fields of a body that a dialect knows: it reads, refuses or ignores them."""
     return known_fields(dialect.body_type, dialect.refused_fields or ())
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from fairlead.base.config import Limits
+from fairlead.dialects.dialect import fields_of
 from fairlead.dialects.unread import MAX_NAMES, warning_of
 from fairlead.dialects.unserved import IGNORED
 from fairlead.language.text.embedding import EmbeddingSettings
@@ -74,7 +75,7 @@ async def test_stream_names_them_too(clients, path):
 def test_every_dialect_of_our_models_knows_its_own_fields():
     for dialect in dialects_of(ROUTES):
         if hasattr(dialect, "unread"):
-            names = dialect._known_fields
+            names = fields_of(type(dialect))
             assert {"model", *IGNORED} <= names
             assert {*(dialect.refused_fields or ())} - {"messages.images"} <= names | {
                 name for name in dialect.refused_fields or () if name.startswith("options.")
