@@ -55,6 +55,8 @@ def counted(store: Path) -> dict[str, int]:
 class Changes(threading.Thread):
     """Makes keys, rotates and revokes them, and sets budgets, until the server does not answer any more.
 
+    With fronts, the last answer may be a refusal: the dispatcher has ended before its front.
+
     `valid`, `revoked`: values of keys for which the server has acknowledged this. `limit`: the budget that it
     has acknowledged last; `asked`: the one that may be in force in its place.
     """
@@ -77,15 +79,19 @@ class Changes(threading.Thread):
     def _change(self) -> None:
         self.asked = self.limit + 1
         budget = {"team": f"ops{self._number}", "tokens_per_day": self.asked}
-        assert self._http.post(BUDGETS, json=budget).status_code == 200
+        self._http.post(BUDGETS, json=budget).raise_for_status()
         self.limit = self.asked
-        made = [self._http.post(KEYS, json={"name": "ben"}).json() for _ in range(2)]
-        self.valid += [key["value"] for key in made]
-        rotated = self._http.post(f"{KEYS}/{made[0]['id']}/rotate", json={}).json()
-        self.valid.append(rotated["value"])
+        made = [self._key(KEYS, name="ben") for _ in range(2)]
+        self._key(f"{KEYS}/{made[0]['id']}/rotate")
         self.valid.remove(made[1]["value"])
-        assert self._http.delete(f"{KEYS}/{made[1]['id']}").status_code == 200
+        self._http.delete(f"{KEYS}/{made[1]['id']}").raise_for_status()
         self.revoked.append(made[1]["value"])
+
+    def _key(self, path: str, **body: str) -> dict[str, str]:
+        """Return a new key, which is valid as soon as the server has answered."""
+        key: dict[str, str] = self._http.post(path, json=body).raise_for_status().json()
+        self.valid.append(key["value"])
+        return key
 
     def check(self, store: Path) -> None:
         """Check that the store has all that was acknowledged."""
@@ -202,6 +208,7 @@ def check_kill(folder: Path, fronts: int, number: int, before: dict[str, int]) -
             until(lambda: changes.revoked and written(server) >= 3)
             time.sleep(number * 0.137 % 2)
             early = written(server)
+            assert changes.is_alive(), "a change was refused"
             kill_all(server)
         asked = sum(len(load.answers) + 1 for load in loads)
     changes.check(store)
