@@ -1,7 +1,6 @@
 """The console's pages on a real server under the load of three teams, for each role."""
 
 import json
-import os
 import socket
 import time
 from collections.abc import Callable
@@ -43,8 +42,7 @@ LOOKS = {
 SERVERS = {"one process": 1, "two fronts": 2}
 # What a browser does with an answer is the same for all.
 ONE_SERVER = pytest.mark.parametrize("server", [1], ids=["one process"], indirect=True)
-# Beside the suite's other workers the processors are busy: there, that a page is right at all is shown.
-SHOWN_S = 30.0 if "PYTEST_XDIST_WORKER" in os.environ else 1.0
+SHOWN_S = 1.0
 CHANGES = 5
 
 

@@ -45,46 +45,48 @@ def client(server: RealServer) -> Iterator["openai.OpenAI"]:
         yield client
 
 
-@pytest.mark.parametrize("fronts", FRONTS)
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_responses_survive_a_restart(tmp_path, fronts, kind):
-    with contextlib.ExitStack() as stack:
-        store: object = tmp_path / "fairlead.db"
-        if kind == "postgres":
-            postgres = start_postgres()
-            stack.callback(postgres.remove)
-            store = postgres.url
-        with started(tmp_path, store, fronts) as server, connect(server) as client:
-            first = client.responses.create(**ASK)
-            second = client.responses.create(**ASK | {"input": "Again."}, previous_response_id=first.id)
-            (*_, event) = client.responses.create(**ASK, stream=True)
-            streamed = event.response
-            assert server.stop() == 0
-        with started(tmp_path, store, fronts) as server, connect(server) as client:
-            for response in (first, second, streamed):
-                assert client.responses.retrieve(response.id) == response
-            third = client.responses.create(**ASK | {"input": "Again."}, previous_response_id=second.id)
-            assert third.usage.input_tokens > second.usage.input_tokens
-            (item,) = client.responses.input_items.list(second.id)
-            assert item.content[0].text == "Again."
-            client.responses.delete(first.id)
-            with pytest.raises(openai.NotFoundError):
-                client.responses.retrieve(first.id)
-            with pytest.raises(openai.BadRequestError) as refused:
-                client.responses.create(**ASK, previous_response_id=third.id)
-            assert refused.value.code == "previous_response_not_found"
+@pytest.fixture(params=["sqlite", "postgres"])
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def store(kind, tmp_path) -> Iterator[object]:
+    """The path of a new file of SQLite, or the URL of a new server of PostgreSQL."""
+    if kind == "sqlite":
+        yield tmp_path / "fairlead.db"
+        return
+    postgres = start_postgres()
+    yield postgres.url
+    postgres.remove()
 
 
 @pytest.mark.parametrize("fronts", FRONTS)
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_client_is_told_of_a_response_that_its_store_cannot_hold(tmp_path, fronts, kind):
-    with contextlib.ExitStack() as stack:
-        store: object = tmp_path / "fairlead.db"
-        if kind == "postgres":
-            postgres = start_postgres()
-            stack.callback(postgres.remove)
-            store = postgres.url
-        client = stack.enter_context(connect(stack.enter_context(started(tmp_path, store, fronts))))
+def test_responses_survive_a_restart(tmp_path, fronts, store):
+    with started(tmp_path, store, fronts) as server, connect(server) as client:
+        first = client.responses.create(**ASK)
+        second = client.responses.create(**ASK | {"input": "Again."}, previous_response_id=first.id)
+        (*_, event) = client.responses.create(**ASK, stream=True)
+        streamed = event.response
+        assert server.stop() == 0
+    with started(tmp_path, store, fronts) as server, connect(server) as client:
+        for response in (first, second, streamed):
+            assert client.responses.retrieve(response.id) == response
+        third = client.responses.create(**ASK | {"input": "Again."}, previous_response_id=second.id)
+        assert third.usage.input_tokens > second.usage.input_tokens
+        (item,) = client.responses.input_items.list(second.id)
+        assert item.content[0].text == "Again."
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(**ASK, previous_response_id=third.id)
+        assert refused.value.code == "previous_response_not_found"
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+def test_client_is_told_of_a_response_that_its_store_cannot_hold(tmp_path, fronts, kind, store):
+    with started(tmp_path, store, fronts) as server, connect(server) as client:
         first = client.responses.create(**ASK)
         refuse_large(store, kind)
         large = {"extra_headers": {"X-Request-Id": "large"}}
@@ -92,7 +94,7 @@ def test_client_is_told_of_a_response_that_its_store_cannot_hold(tmp_path, front
             with pytest.raises(openai.BadRequestError, match="cannot keep the response resp_") as refused:
                 client.responses.create(**ASK, **large)
             assert refused.value.param == "store"
-            with client.responses.create(**ASK, **large, stream=True) as events:  # whose connection is cut
+            with client.responses.create(**ASK, **large, stream=True) as events:
                 ends = ("response.completed", "response.failed")
                 last = next(event for event in events if event.type in ends)
             assert last.type == "response.failed"
@@ -106,15 +108,8 @@ def test_client_is_told_of_a_response_that_its_store_cannot_hold(tmp_path, front
 
 
 @pytest.mark.parametrize("fronts", FRONTS)
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_any_text_and_any_name_may_be_in_a_response(tmp_path, fronts, kind):
-    with contextlib.ExitStack() as stack:
-        store: object = tmp_path / "fairlead.db"
-        if kind == "postgres":
-            postgres = start_postgres()
-            stack.callback(postgres.remove)
-            store = postgres.url
-        client = stack.enter_context(connect(stack.enter_context(started(tmp_path, store, fronts))))
+def test_any_text_and_any_name_may_be_in_a_response(tmp_path, fronts, store):
+    with started(tmp_path, store, fronts) as server, connect(server) as client:
         texts = {"input": "nul \0, \U0001f600", "metadata": {"nul \0": "\U0001f600"}}
         response = client.responses.create(**ASK | texts)
         for _ in range(ROUNDS // 4):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# What makes a database fail as for a value that it cannot hold, for a request of the id `large`.
+# Statements that add a trigger, which fails as a value does that the database cannot hold.
 REFUSE_LARGE = {
     "sqlite": """CREATE TRIGGER refuse BEFORE INSERT ON fairlead_responses WHEN NEW.request_id = 'large'
         BEGIN SELECT zeroblob(2000000000); END""",
@@ -108,7 +108,7 @@ def start_postgres() -> PostgresServer:
 
 
 def refuse_large(store: object, kind: str) -> None:
-    """Let the database refuse each response whose request has the id `large`."""
+    """Add a trigger that refuses responses whose request has the id `large`."""
     if kind == "sqlite":
         with contextlib.closing(sqlite3.connect(str(store), isolation_level=None)) as connection:
             connection.execute(REFUSE_LARGE[kind])

@@ -81,7 +81,7 @@ class SequenceSeats:
             self._on_end(index)
 
     def close(self) -> None:
-        """Tell nobody anything any more, and refer to nobody: the attempt is over."""
+        """Drop the callbacks at the end of the attempt."""
         self._runner = self._on_end = None
 
 

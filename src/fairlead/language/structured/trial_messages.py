@@ -11,7 +11,7 @@ class Trial(msgspec.Struct, frozen=True):
     `most_s`: how long that may last on a machine with other work.
     `call`: the name in `CALLS` of a function to call instead; empty: none.
     `arguments`: of that, as `encode_values` writes them.
-    `is_idle`: it runs only while a processor is idle, from its start.
+    `is_idle`: it runs only while a processor is idle from its start, for `IDLE_S` at most.
     """
 
     grammar: str

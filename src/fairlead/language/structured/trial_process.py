@@ -39,16 +39,16 @@ from fairlead.language.structured.vocabulary import token_vocabulary
 CALLS: dict[str, Callable[..., Any]] = {"form": form_answer, "divide": divide_answer}
 NICENESS = 10  # the steps of models come first
 LONG_S = 0.01
-"""A trial that has taken this processor time goes on while a processor is idle. An ordinary one takes 5 ms.
+"""After this processor time a trial runs only while a processor is idle (`IDLE_S`). Most trials take 5 ms.
 
 The lowest priority would not do: a step that wakes up waits for the end of a running process's time slice, of
 some milliseconds, whatever its priority. It does not wait for one that is scheduled as idle.
 """
 
 IDLE_S = 10.0
-"""How long a trial may have to wait for an idle processor.
+"""How long a trial may wait for an idle processor.
 
-Where models keep all processors busy there is none. Then it begins again, at the ordinary priority of trials.
+While models keep all processors busy, none is idle. Then the trial begins again at `NICENESS`.
 """
 
 _MOST_EXITING = 8
@@ -116,8 +116,8 @@ def _attempt(
 
     `yields`: from `LONG_S` on, only while a processor is idle.
 
-    A fork whose result has arrived is added to `exiting` and reaped later. On a busy machine its exit may
-    take half a second, which must not delay the result.
+    The result does not wait for the exit of the fork, which may take half a second on a busy machine. The
+    fork is added to `exiting`, and `_reap` removes it later.
     """
     _reap(exiting)
     ours, theirs = os.pipe()

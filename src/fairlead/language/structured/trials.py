@@ -46,8 +46,8 @@ class GrammarTrials:
     bounds on one grammar, and `most_s` is how long its trial may last, `BUSY_FACTOR` times `cpu_s` if None.
     The processes end when this object is not used any more.
 
-    After a grammar that took long (`LONG_S`), its owner's next one is tried only while a processor is idle.
-    Otherwise one of a storm would run at ordinary priority at any moment.
+    After a grammar that took long (`LONG_S`), its owner's next one is tried only while a processor is idle,
+    for `IDLE_S` at most. Otherwise one of a storm would run at ordinary priority at any moment.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class GenerationJob:
             choice.resume()
 
     def abort(self) -> None:
-        """Abort the choices that have not ended, and refer to none any more."""
+        """Abort and forget the choices that have not ended."""
         while self._started:
             self._started.popitem()[1].abort()
 

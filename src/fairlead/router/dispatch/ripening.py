@@ -16,7 +16,7 @@ from fairlead.router.dispatch.timer import Alarm, Timer
 from fairlead.router.dispatch.waiter import Waiter
 
 LOOKS, HURRIED_LOOKS = 16, 128
-"""How often a quantum is divided by looks at what runs: while nothing waits, and while jobs wait."""
+"""The number of looks at the sequences in a quantum: while no job waits, and while one does."""
 
 
 class _Growing(NamedTuple):
@@ -60,7 +60,7 @@ class Ripening:
             self._look_again()
 
     def hurry(self) -> None:
-        """Look at once, because a job has come that waits; a moment later if the last look was just now."""
+        """Look at the sequences now that a job waits, but not more often than `HURRIED_LOOKS` says."""
         soon_s = self._looked_s + self._queue.quantum_s / HURRIED_LOOKS
         if self._growing and self._looks_again_s > soon_s:
             if self._alarm is not None:
@@ -94,7 +94,7 @@ class Ripening:
                 self._growing = deque(each for each in self._growing if each not in enough)
         if self._growing:
             self._look_again()
-        for each in reversed(ripe):  # the first one may have to pause at once: the newest
+        for each in reversed(ripe):  # the first of them may pause at once, and the rule is: the newest
             if _is_current(each):
                 self._scheduler.ripened(each.waiter.ticket, each.run.index)
 

@@ -82,7 +82,7 @@ class Waiter:
         raise NotImplementedError
 
     def update_generated(self) -> None:
-        """Have `generated` return the present number soon, where it may be an old one."""
+        """Request the present number, if another process has it."""
 
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""

@@ -232,10 +232,10 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         await self.send(Closed())
 
     def dispose(self) -> None:
-        """Drop all that it refers to, after its connection's last task.
+        """Break the reference cycles after the last task of the connection.
 
-        It refers to itself in many ways. Left to the cyclic garbage collector, a flood of connections would
-        make that pause all tasks, for a tenth of a second at worst.
+        The protocol and its callbacks refer to each other. Under a flood of connections the cyclic garbage
+        collector would free them in pauses of up to a tenth of a second.
         """
         self.__dict__.clear()
 
